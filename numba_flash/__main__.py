@@ -1,0 +1,84 @@
+"""The command line: ``python -m numba_flash info | check | demo``."""
+
+import argparse
+import sys
+from dataclasses import fields
+
+
+def main(arguments=None):
+    """Run one command.
+
+    Parameters
+    ----------
+    arguments : list of str, optional
+        Instead of the command line's.
+
+    Returns
+    -------
+    status : int
+        1 if `check` found a wrong engine, otherwise 0.
+    """
+    from .demo import Settings
+
+    parser = argparse.ArgumentParser(prog="python -m numba_flash", description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("info", help="versions, devices, and each engine: does it run here, and if not, why")
+    commands.add_parser("check", help="every engine that runs here against the reference, with errors and times")
+    demo = commands.add_parser("demo", help="train a small transformer on English text, on the GPU if there is one",
+                               formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    for setting in fields(Settings):
+        demo.add_argument(f"--{setting.name.replace('_', '-')}", default=setting.default,
+                          type=type(setting.default) if setting.default is not None else str,
+                          help=setting.metadata["help"])
+    demo.add_argument("--plot", metavar="FILE.png", help="draw the loss curve (needs matplotlib)")
+    arguments = parser.parse_args(arguments)
+
+    if arguments.command == "info":
+        from .check import info
+
+        info()
+    elif arguments.command == "check":
+        from .check import check
+
+        return 1 if check() else 0
+    else:
+        run_demo(Settings(**{setting.name: getattr(arguments, setting.name) for setting in fields(Settings)}),
+                 arguments.plot)
+    return 0
+
+
+def run_demo(settings, plot=None):
+    """Train on the GPU if there is one, print what came out, and draw the losses."""
+    from . import demo
+    from .check import gpu_trouble
+
+    if plot:
+        import matplotlib                                    # missing? say so before the training, not after it
+        matplotlib.use("Agg")
+    if gpu_trouble() is None:
+        import cupy as xp
+    else:
+        import numpy as xp
+    print(f"training on {'the GPU with CuPy' if xp.__name__ == 'cupy' else 'the CPU with NumPy'}, "
+          f"attention: {settings.attention}", flush=True)
+    result = demo.train(settings, xp)
+    print(f"loss {result.losses[0]:.3f} -> {sum(result.losses[-20:]) / len(result.losses[-20:]):.3f} "
+          f"(mean of the last 20), held out {result.held_out:.3f}, {result.tokens_per_second:,.0f} tokens/s")
+    print(f"\nit writes:\n{result.sample}")
+    if plot:
+        draw(result.losses, plot)
+
+
+def draw(losses, path):
+    """The loss curve as a PNG."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    axes.plot(losses, linewidth=0.8)
+    axes.set(xlabel="step", ylabel="loss (nats per character)", title="character-level transformer")
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

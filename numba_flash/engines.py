@@ -1,0 +1,75 @@
+"""The engines: ways to compute the same thing, and the choice between them.
+
+An engine is a module with three functions, imported when it is first needed::
+
+    why_not(problem, backward=False)                          words, or None if it can do this problem here
+    forward(problem, operands, o, lse)                        fills o and lse
+    backward(problem, operands, do, dlse, o, lse, gradients)  fills gradients
+
+They get validated operands of sizes >= 1. `o` may have any strides; `lse` and the gradients are C-contiguous.
+"""
+
+from importlib import import_module
+
+# Fastest first: "auto" takes the first that can.
+ON_CPU = {"cpu": "numba_flash.cpu", "standard": "numba_flash.standard"}
+ON_GPU = {"flash2": "numba_flash.cuda.flash2", "standard": "numba_flash.standard",
+          "flash1": "numba_flash.cuda.flash1"}
+NAMES = tuple(dict.fromkeys((*ON_CPU, *ON_GPU)))
+
+
+def load(name):
+    """Import the engine called `name`."""
+    return import_module((ON_GPU | ON_CPU)[name])
+
+
+def simulated():
+    """Whether kernels run in Numba's CUDA simulator, which takes NumPy arrays."""
+    from numba.core import config
+
+    return bool(config.ENABLE_CUDASIM)
+
+
+def choose(kernel, on_gpu, problem, backward=False):
+    """Pick the engine for a call.
+
+    Parameters
+    ----------
+    kernel : str
+        ``"auto"``, or an engine's name.
+    on_gpu : bool
+        Where the arrays are.
+    problem : Problem
+    backward : bool
+        Whether gradients are asked for.
+
+    Returns
+    -------
+    engine : module
+
+    Raises
+    ------
+    ValueError
+        If there is no such engine, or if it can't do this problem, with its reason.
+    """
+    here = ON_GPU if on_gpu else ON_CPU
+    if kernel == "auto":
+        reasons = []
+        for name in here:
+            engine = load(name)
+            reason = engine.why_not(problem, backward)
+            if reason is None:
+                return engine
+            reasons.append(f"{name}: {reason}")
+        raise ValueError("no engine can do this problem; " + "; ".join(reasons))
+    if kernel not in NAMES:
+        raise ValueError(f"kernel must be 'auto' or one of {', '.join(NAMES)}, got {kernel!r}")
+    if kernel not in here and not (kernel in ON_GPU and simulated()):
+        raise ValueError(f"kernel={kernel!r} runs on {'the CPU' if on_gpu else 'a GPU'}, and the arrays are on "
+                         f"{'a GPU' if on_gpu else 'the CPU'}; pass {'NumPy' if on_gpu else 'CuPy'} arrays, "
+                         f"or one of kernel={', '.join(('auto', *here))}")
+    engine = load(kernel)
+    reason = engine.why_not(problem, backward)
+    if reason is not None:
+        raise ValueError(f"kernel={kernel!r} can't do this problem: {reason}; kernel='auto' picks one that can")
+    return engine
