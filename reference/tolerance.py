@@ -2,37 +2,40 @@
 
 A result may be off by `factor` times what the same formula is off by when it is evaluated naively in the dtype of its
 inputs (2 for o and lse, 3 for gradients), plus a small absolute term. The oracle is `standard_attention` in float64,
-the naive evaluation ``standard_attention(..., dtype="input")``.
+the naive evaluation ``standard_attention(..., dtype="input")``. Gradients have two naive evaluations, and the worse
+counts: with delta as rowsum(P dP), and as rowsum(dO O) from the o that was stored, as all fused kernels do.
 
-The absolute term is one rounding of the largest value, and a few roundings in the accumulator's precision of the terms
-of a sum that may cancel: with a single key, dq is the difference of two equal numbers, which the naive evaluation may
-hit exactly by luck.
+The absolute term is one rounding of the largest value. Gradients are differences, P (dP - delta), which the naive
+evaluation may hit by luck (with a single key, exactly), so they are also allowed a few roundings of the terms in the
+accumulator's precision, and for 16-bit types what rounding the stored o does to delta.
 """
 
 import numpy as np
 
 from .attention import standard_attention
-from .backward import standard_attention_backward
+from .backward import flash_attention_2_backward, standard_attention_backward
 
 # One rounding of a value in each dtype, about.
 ROUNDING = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 2e-6, "float64": 1e-14}
 
 
-def error_and_limit(got, oracle, naive, dtype, factor=2, terms=0.0):
+def error_and_limit(got, oracle, naive, dtype, factor=2, absolute=0.0):
     """Largest error of a result, and what it may be.
 
     Parameters
     ----------
     got : array
         The result to judge.
-    oracle, naive : array of the same shape
-        The right values in float64, and what naive evaluation makes of them.
+    oracle : array of the same shape
+        The right values in float64.
+    naive : list of arrays of the same shape
+        What naive evaluations make of them; the worst of them counts.
     dtype : dtype
         Of the inputs.
     factor : float
         How many times the naive error is allowed.
-    terms : float
-        Size of the summed terms, where they may cancel.
+    absolute : float
+        Further error that is allowed.
 
     Returns
     -------
@@ -41,20 +44,19 @@ def error_and_limit(got, oracle, naive, dtype, factor=2, terms=0.0):
 
     Examples
     --------
-    >>> error_and_limit(np.array([1.5, -np.inf]), np.array([1.0, -np.inf]), np.array([1.25, -np.inf]), "float64")
+    >>> error_and_limit(np.array([1.5, -np.inf]), np.array([1.0, -np.inf]), [np.array([1.25, -np.inf])], "float64")
     (0.5, 0.50000000000001)
     """
-    got, oracle, naive = (np.asarray(x, np.float64) for x in (got, oracle, naive))
+    got, oracle = np.asarray(got, np.float64), np.asarray(oracle, np.float64)
     if got.shape != oracle.shape:
         raise ValueError(f"got must have the oracle's shape {oracle.shape}, got {got.shape}")
     finite = np.isfinite(oracle)
     if not np.array_equal(got[~finite], oracle[~finite], equal_nan=True) or not np.isfinite(got[finite]).all():
         return np.inf, 0.0
-    naive_error = np.abs(naive[finite] - oracle[finite])
+    naive_error = np.abs([np.asarray(x, np.float64)[finite] - oracle[finite] for x in naive])
     naive_error = naive_error[np.isfinite(naive_error)].max(initial=0.0)
     largest = np.abs(oracle[finite]).max(initial=0.0)
-    eps = np.finfo(np.float64 if np.dtype(dtype) == np.float64 else np.float32).eps
-    limit = factor * naive_error + ROUNDING[np.dtype(dtype).name] * largest + 4 * eps * terms
+    limit = factor * naive_error + ROUNDING[np.dtype(dtype).name] * largest + absolute
     return float(np.abs(got[finite] - oracle[finite]).max(initial=0.0)), float(limit)
 
 
@@ -81,20 +83,29 @@ def judge(answer, do, q, k, v, *, dlse=None, need=(), **options):
     True
     """
     names = ["o", "lse", "dq", "dk", "dv"] + ["d" + name for name in ("bias", "sinks") if name in need]
-    oracle, naive = ((*standard_attention(q, k, v, return_lse=True, dtype=dtype, **options),
-                      *standard_attention_backward(do, q, k, v, dlse=dlse, need=need, dtype=dtype, **options))
-                     for dtype in (np.float64, "input"))
-    do_size, q_size, k_size, v_size = map(_longest_row, (do, q, k, v))
-    scale = options.get("scale")
-    scale = q.shape[-1]**-0.5 if scale is None else abs(scale)
-    ds_size = do_size * v_size
-    terms = {"o": 0.0, "lse": 0.0, "dq": scale * ds_size * k_size, "dk": scale * ds_size * q_size, "dv": do_size,
-             "dbias": ds_size, "dsinks": ds_size}
-    return {name: error_and_limit(got, right, rough, q.dtype, 2 if name in ("o", "lse") else 3, terms[name])
+    backward = {"dlse": dlse, "need": need, **options}
+    oracle = (*standard_attention(q, k, v, return_lse=True, **options),
+              *standard_attention_backward(do, q, k, v, **backward))
+    o, lse = standard_attention(q, k, v, return_lse=True, dtype="input", **options)
+    naive = ([o], [lse], *zip(standard_attention_backward(do, q, k, v, dtype="input", **backward),
+                              flash_attention_2_backward(do, q, k, v, o, lse, dtype="input", **backward)))
+    absolute = _gradient_roundings(oracle[0], do, q, k, v, options.get("scale"))
+    return {name: error_and_limit(got, right, rough, q.dtype, 3 if name in absolute else 2, absolute.get(name, 0.0))
             for name, got, right, rough in zip(names, answer, oracle, naive, strict=True)}
 
 
-def _longest_row(x):
-    """The largest norm of a row of x, leaving out what is not finite."""
+def _gradient_roundings(o, do, q, k, v, scale):
+    """What rounding alone may do to each gradient, from the sizes of the terms that cancel in it."""
+    scale = q.shape[-1]**-0.5 if scale is None else abs(scale)
+    do_size, q_size, k_size, v_size = (_row_norms(x).max(initial=0.0) for x in (do, q, k, v))
+    eps = np.finfo(np.float64 if np.dtype(q.dtype) == np.float64 else np.float32).eps
+    ds = 4 * eps * do_size * v_size
+    if q.dtype.itemsize == 2:       # delta sums d_v products with a rounded o; their signs are random
+        ds += ROUNDING[q.dtype.name] * (_row_norms(do) * _row_norms(o)).max(initial=0.0) / o.shape[-1]**0.5
+    return {"dq": scale * ds * k_size, "dk": scale * ds * q_size, "dv": 4 * eps * do_size, "dbias": ds, "dsinks": ds}
+
+
+def _row_norms(x):
+    """Norms of the rows of x, leaving out what is not finite."""
     x = np.asarray(x, np.float64)
-    return np.sqrt(np.where(np.isfinite(x), x, 0)**2 @ np.ones(x.shape[-1])).max(initial=0.0)
+    return np.sqrt((np.where(np.isfinite(x), x, 0)**2).sum(-1))

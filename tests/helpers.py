@@ -79,7 +79,7 @@ def check_answer(answer, do, q, k, v, dlse=None, need=(), **options):
 
 def normal(rng, *shape, dtype=np.float32):
     """Standard normal numbers."""
-    return rng.standard_normal(shape).astype(dtype)
+    return np.asarray(rng.standard_normal(shape)).astype(dtype)
 
 
 def problem(seed=0, batch=1, heads=2, kv_heads=None, n_q=5, n_k=None, d=8, d_v=None, dtype=np.float32):
