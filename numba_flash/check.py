@@ -131,7 +131,7 @@ def info():
         except metadata.PackageNotFoundError:
             print(f"  {package}: not installed")
     print(f"CPU: {_cpu()}")
-    print(f"GPU: {gpu_trouble() or ', '.join(_gpu_names())}")
+    print(f"GPU: {gpu_trouble() or ', '.join(gpu_names())}")
     print("engines:")
     problem = Problem(1, 1, 1, 64, 64, 64, 64, FLOAT32, 0.125, 0, 128, 128)
     for name in engines.NAMES:
@@ -166,7 +166,7 @@ def gpu_trouble():
         return f"CuPy finds no usable CUDA device ({str(error).splitlines()[0]})"
 
 
-def _gpu_names():
+def gpu_names():
     import cupy
 
     for i in range(cupy.cuda.runtime.getDeviceCount()):

@@ -24,7 +24,7 @@ class Call:
 
     def drop_axes(self, x):
         """Take off the leading axes that the caller's arrays don't have."""
-        return x.reshape(x.shape[4 - self.rank:])
+        return x if self.rank == 4 else x.reshape(x.shape[4 - self.rank:])
 
     def adopt(self, x, name, shape, dtypes=None):
         """Check one more array against the call and give it the leading axes that the caller's arrays don't have."""
@@ -38,7 +38,7 @@ class Call:
                             f"pass {name}.astype('{dtypes[0]}')")
         if dtypes is None:
             _floating(x, name)
-        return x[(None,) * (4 - self.rank)]
+        return x if self.rank == 4 else x[(None,) * (4 - self.rank)]
 
 
 def describe(q, k, v, *, scale=None, causal=False, window=None, softcap=None, alibi_slopes=None, bias=None, mask=None,
@@ -53,9 +53,10 @@ def describe(q, k, v, *, scale=None, causal=False, window=None, softcap=None, al
         raise ValueError(f"q must be (batch, heads, n, d), (heads, n, d) or (n, d), got shape {q.shape}")
     if (k.ndim, v.ndim) != (rank, rank):
         raise ValueError(f"q, k and v must have the same number of axes, got shapes {q.shape}, {k.shape}, {v.shape}")
-    lead = (None,) * (4 - rank)
     shapes = f"got q {q.shape}, k {k.shape}, v {v.shape}"
-    q, k, v = q[lead], k[lead], v[lead]
+    if rank < 4:
+        lead = (None,) * (4 - rank)
+        q, k, v = q[lead], k[lead], v[lead]
     (batch, heads, n_q, d), (kv_heads, n_k, d_v) = q.shape, v.shape[1:]
     _check_shapes(q.shape, k.shape, v.shape, shapes)
 

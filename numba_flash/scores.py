@@ -52,7 +52,8 @@ def make_score(softcap, alibi, bias):
     def score_grad(s, cap):
         if softcap:
             t = tanh(s / cap)
-            return (1 - t) * (1 + t)
+            one = cap / cap          # the literal 1 is an integer, with which Numba would compute in float64
+            return (one - t) * (one + t)
         return 1
 
     return score, score_grad

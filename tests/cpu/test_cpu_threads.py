@@ -92,14 +92,6 @@ def test_an_error_in_a_worker_comes_out():
         threads.run(works_until_the_helper_has_started, 2)
 
 
-def test_nowhere_to_keep_compiled_kernels():
-    """A read-only installation without a home directory: works, silently."""
-    code = ("from numba.core import caching; from unittest.mock import patch\n"
-            "with patch.object(caching.CacheImpl, '_locator_classes', []):\n    " + ONE_CALL)
-    result = python(code)
-    assert result.returncode == 0 and not result.stderr, result.stderr
-
-
 def test_the_second_process_compiles_nothing(tmp_path):
     code = ("from numba.core import event\nwith event.install_recorder('numba:compile') as recorder:\n    " + ONE_CALL
             + "\nprint(len(recorder.buffer))")

@@ -1,0 +1,100 @@
+"""Every kernel that the engines can choose, compiled to machine code without a GPU: registers, stack and float64
+arithmetic.
+
+The slowest test of the project: `pytest -n 2` halves it.
+"""
+
+import re
+
+import pytest
+
+from numba_flash.cuda import backward_parts, compile, flash1, flash1_backward, flash2, flash2_backward
+from numba_flash.cuda.config import FLOAT32_SHAPES, FLOAT64_SHAPES, PAIRS, PLAIN, SCORE, Spec, TileConfig
+from numba_flash.cuda.memory import elements
+from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
+
+pytestmark = [
+    pytest.mark.skipif(compile.cuda is None, reason=f"numba.cuda can't be imported: {compile.import_error}"),
+    pytest.mark.skipif(compile.SIMULATOR, reason="the simulator compiles nothing"),
+    pytest.mark.skipif(compile.find_ptxas() is None, reason="no ptxas: install nvidia-cuda-nvcc"),
+]
+
+
+def dbias(tile, spec):
+    return backward_parts.make_dbias(tile, spec, False, False)
+
+
+KERNELS = {
+    "forward": (flash2.make_forward, flash2.forward_tiles),
+    "dkdv": (flash2_backward.make_dkdv, flash2_backward.dkdv_tiles),
+    "dq": (flash2_backward.make_dq, flash2_backward.dq_tiles),
+    "dbias": (dbias, backward_parts.dbias_tiles),
+    "flash1_forward": (flash1.make_forward, flash1.forward_tiles),
+    "flash1_backward": (flash1_backward.make_backward, flash1_backward.backward_tiles),
+}
+FLOAT64_ARITHMETIC = re.compile(r"\b(?:add|sub|mul|fma|div|mad|neg|abs|min|max|cvt)\.[\w.]*f64")
+
+
+def cases():
+    """(kernel, dtype, largest head dim, shape, need): every row of `config`, with the most that it is for."""
+    for kernel in KERNELS:
+        for dtype in FLOAT32, FLOAT16, BFLOAT16, FLOAT64:
+            for largest, need, shape in (FLOAT64_SHAPES if dtype == FLOAT64 else FLOAT32_SHAPES)[kernel]:
+                yield kernel, dtype, largest, shape, need
+                if dtype == FLOAT32 and need == SCORE:
+                    yield kernel, dtype, largest, shape, PLAIN
+
+
+def name(case):
+    kernel, dtype, largest, shape, need = case
+    return f"{kernel}-{dtype}-{largest}-{'x'.join(map(str, shape))}-{('plain', 'score', 'pairs')[need]}"
+
+
+def compiled(kernel, dtype, d, shape, need, cc=(9, 0)):
+    """PTX of a kernel and what ptxas says of it."""
+    tile = TileConfig(*shape)
+    options = {"softcap": need >= SCORE, "alibi": need >= SCORE, "bias": need >= PAIRS, "mask": need >= PAIRS}
+    spec = Spec(dtype, tile.padded(d), tile.padded(d), **options, sinks=need > PLAIN)
+    factory, _ = KERNELS[kernel]
+    ptx = compile.compile_ptx(*factory(tile, spec), tile.threads, cc)
+    return ptx, compile.assemble(ptx, cc)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=name)
+def test_kernel_stays_in_registers(case):
+    ptx, assembled = compiled(*case)
+    assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0, assembled.registers
+    if case[1] != FLOAT64:
+        assert not FLOAT64_ARITHMETIC.search(ptx)
+    assert re.search(r"ld\.shared\.v[24]", ptx), "tiles are no longer read four elements at once"
+
+
+@pytest.mark.parametrize("cc", [(8, 0), (8, 6), (12, 0)])
+@pytest.mark.parametrize("kernel", ["forward", "dkdv"])
+def test_other_gpus(kernel, cc):
+    shape = {"forward": (64, 32, 8, 16), "dkdv": (32, 32, 16, 16)}[kernel]
+    _, assembled = compiled(kernel, FLOAT32, 128, shape, PLAIN, cc)
+    assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("has_dlse", [False, True])
+def test_delta(dtype, has_dlse):
+    ptx = compile.compile_ptx(*backward_parts.make_delta(32, 4, dtype, has_dlse), 128, (9, 0))
+    assert compile.assemble(ptx, (9, 0)).stack_bytes == 0
+    assert dtype == FLOAT64 or not FLOAT64_ARITHMETIC.search(ptx)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=name)
+def test_fits_into_an_h200(case):
+    kernel, dtype, largest, shape, _ = case
+    tile = TileConfig(*shape)
+    spec = Spec(dtype, tile.padded(largest), tile.padded(largest))
+    assert elements(KERNELS[kernel][1](tile, spec)) * spec.real_size <= 227 * 1024
+
+
+def test_links_without_a_gpu():
+    tile = TileConfig(*FLOAT32_SHAPES["forward"][0][2])
+    spec = Spec(FLOAT32, 64, 64)
+    ptx = compile.compile_ptx(*flash2.make_forward(tile, spec), tile.threads, (9, 0))
+    assert compile.link(ptx, (9, 0)).startswith(b"\x7fELF")
