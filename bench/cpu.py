@@ -33,8 +33,9 @@ def numpy_formula(q, k, v, causal):
     return p @ v, p
 
 
-def numpy_backward(do, q, k, v, p):
-    """Its gradients, from the stored probabilities."""
+def numpy_backward(do, q, k, v, causal):
+    """Its gradients, from what `attention_backward` starts from: no n x n array is kept from the forward pass."""
+    p = numpy_formula(q, k, v, causal)[1]
     dv = p.swapaxes(-1, -2) @ do
     dp = do @ v.swapaxes(-1, -2)
     ds = p * (dp - (p * dp).sum(-1, keepdims=True)) * np.float32(q.shape[-1]**-0.5)
@@ -44,10 +45,9 @@ def numpy_backward(do, q, k, v, p):
 def rivals(do, q, k, v, causal):
     """Name to (forward, backward), functions without arguments."""
     o, lse = attention(q, k, v, causal=causal, return_lse=True)
-    p = numpy_formula(q, k, v, causal)[1]
     calls = {"numba_flash": (lambda: attention(q, k, v, causal=causal),
                              lambda: attention_backward(do, q, k, v, o, lse, causal=causal)),
-             "numpy": (lambda: numpy_formula(q, k, v, causal), lambda: numpy_backward(do, q, k, v, p))}
+             "numpy": (lambda: numpy_formula(q, k, v, causal), lambda: numpy_backward(do, q, k, v, causal))}
     try:
         import torch
     except ImportError:
