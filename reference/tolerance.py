@@ -5,9 +5,9 @@ inputs (2 for o and lse, 3 for gradients), plus a small absolute term. The oracl
 the naive evaluation ``standard_attention(..., dtype="input")``. Gradients have two naive evaluations, and the worse
 counts: with delta as rowsum(P dP), and as rowsum(dO O) from the o that was stored, as all fused kernels do.
 
-The absolute term is one rounding of the largest value. Gradients are differences, P (dP - delta), which the naive
-evaluation may hit by luck (with a single key, exactly), so they are also allowed a few roundings of the terms in the
-accumulator's precision, and for 16-bit types what rounding the stored o does to delta.
+The absolute term is one rounding of the largest value, and what a few roundings in the accumulator's precision do,
+which the naive evaluation may be spared by luck: of the scores (an error of a large score is a factor on p), and of the
+terms of P (dP - delta), which cancel. For 16-bit types there is also what rounding the stored o does to delta.
 """
 
 import numpy as np
@@ -89,20 +89,23 @@ def judge(answer, do, q, k, v, *, dlse=None, need=(), **options):
     o, lse = standard_attention(q, k, v, return_lse=True, dtype="input", **options)
     naive = ([o], [lse], *zip(standard_attention_backward(do, q, k, v, dtype="input", **backward),
                               flash_attention_2_backward(do, q, k, v, o, lse, dtype="input", **backward)))
-    absolute = _gradient_roundings(oracle[0], do, q, k, v, options.get("scale"))
-    return {name: error_and_limit(got, right, rough, q.dtype, 3 if name in absolute else 2, absolute.get(name, 0.0))
+    absolute = _roundings(oracle[0], do, q, k, v, options.get("scale"))
+    return {name: error_and_limit(got, right, rough, q.dtype, 2 if name in ("o", "lse") else 3, absolute[name])
             for name, got, right, rough in zip(names, answer, oracle, naive, strict=True)}
 
 
-def _gradient_roundings(o, do, q, k, v, scale):
-    """What rounding alone may do to each gradient, from the sizes of the terms that cancel in it."""
+def _roundings(o, do, q, k, v, scale):
+    """What rounding alone may do to each answer, from the sizes of scores, and of the terms that cancel."""
     scale = q.shape[-1]**-0.5 if scale is None else abs(scale)
     do_size, q_size, k_size, v_size = (_row_norms(x).max(initial=0.0) for x in (do, q, k, v))
     eps = np.finfo(np.float64 if np.dtype(q.dtype) == np.float64 else np.float32).eps
-    ds = 4 * eps * do_size * v_size
+    of_score = eps * scale * q_size * k_size
+    ds = (4 * eps + of_score) * do_size * v_size
     if q.dtype.itemsize == 2:       # delta sums d_v products with a rounded o; their signs are random
         ds += ROUNDING[q.dtype.name] * (_row_norms(do) * _row_norms(o)).max(initial=0.0) / o.shape[-1]**0.5
-    return {"dq": scale * ds * k_size, "dk": scale * ds * q_size, "dv": 4 * eps * do_size, "dbias": ds, "dsinks": ds}
+    return {"o": of_score * np.abs(o).max(initial=0.0, where=np.isfinite(o)), "lse": of_score,
+            "dq": scale * ds * k_size, "dk": scale * ds * q_size, "dv": (4 * eps + of_score) * do_size,
+            "dbias": ds, "dsinks": ds}
 
 
 def _row_norms(x):

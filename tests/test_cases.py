@@ -115,8 +115,8 @@ def test_very_large_logits(engine):
 @pytest.mark.parametrize("level", [-30, -9.5, 9.5, 30])
 def test_gradients_when_lse_is_far_from_zero(engine, level):
     """pytorch#196678, cudnn-frontend#1072: padding scored 0 and exp(0 - lse) overflowed once lse < -88."""
-    do, q, k, v = problem(heads=1, n_q=1, n_k=5, d=16)
-    q[...], k[...] = abs(level), np.sign(level) * (1 + 0.01 * k)
+    do, q, k, v = problem(heads=2 if engine.place == "simulator" else 20, n_q=1, n_k=5, d=16)
+    q[...], k[...] = abs(level), np.sign(level) * np.round(1 + 0.01 * k, 2)
     engine.check(do, q, k, v)
 
 
@@ -163,7 +163,7 @@ def test_key_length_not_a_multiple_of_the_tile(engine, hide):
                                320, 512])
 def test_head_dim_ladder(engine, d):
     """tilelang-ascend PR#1670, triton#621: scale from the padded d, or only the first columns used."""
-    if engine.place == "simulator" and d > 33:
+    if engine.place == "simulator" and d not in (1, 3, 8, 33):
         pytest.skip("too slow in the simulator")
     q, k, v = (np.zeros((1, 1, n, d), np.float32) for n in (1, 2, 2))
     q[..., -1], k[:, :, 1, -1], v[:, :, 1, -1] = math.sqrt(d), 1, 1
