@@ -42,8 +42,11 @@ def main(arguments=None):
 
         return 1 if check() else 0
     else:
-        run_demo(Settings(**{setting.name: getattr(arguments, setting.name) for setting in fields(Settings)}),
-                 arguments.plot)
+        try:
+            run_demo(Settings(**{setting.name: getattr(arguments, setting.name) for setting in fields(Settings)}),
+                     arguments.plot)
+        except (ValueError, OSError) as error:       # a size that can't be, a file that isn't there or isn't text
+            parser.error(str(error))
     return 0
 
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-DLPACK_CPU, DLPACK_CUDA = 1, 2
+DLPACK_CPU, DLPACK_CUDA, DLPACK_CUDA_HOST = 1, 2, 3      # the last is pinned host memory
 
 
 def adopt(x, name):
@@ -55,7 +55,7 @@ def adopt(x, name):
 def _adopt_foreign(x, name):
     if hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__"):
         kind = int(x.__dlpack_device__()[0])
-        if kind == DLPACK_CPU:
+        if kind in (DLPACK_CPU, DLPACK_CUDA_HOST):
             return np.from_dlpack(x)
         if kind == DLPACK_CUDA:
             return _import_cupy(name).from_dlpack(x)
@@ -129,7 +129,7 @@ def _on_host(x):
 
 
 def repeats_itself(x):
-    """Whether two positions of `x` are the same memory (a stride of 0, say), so that writing to it makes no sense."""
+    """Whether two positions of `x` may be the same memory (a stride of 0, say), so that writing makes no sense."""
     axes = sorted((abs(stride), size) for size, stride in zip(x.shape, x.strides) if size > 1)
     extent = x.itemsize
     for stride, size in axes:

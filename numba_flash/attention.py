@@ -3,6 +3,8 @@
 import math
 from dataclasses import replace
 
+import numpy as np
+
 from . import arrays, engines
 from .describe import describe
 from .problem import Gradients
@@ -86,8 +88,8 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
     >>> nf.attention(q, np.ones((1, 1, 5, 4), np.float32), v, causal=True).ravel().tolist()
     [1.5, 2.0]
     """
-    call = describe(q, k, v, scale=scale, causal=causal, window=window, softcap=softcap, alibi_slopes=alibi_slopes,
-                    bias=bias, mask=mask, sinks=sinks)
+    call = describe("attention", q, k, v, scale=scale, causal=causal, window=window, softcap=softcap,
+                    alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks)
     o, lse = _forward(call, out, kernel)
     return (o, call.drop_axes(lse)) if return_lse else o
 
@@ -143,7 +145,7 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, need=(), deterministic
     >>> np.allclose(dv.sum(2), 6)        # every row's probabilities sum to 1
     True
     """
-    call = describe(q, k, v, **options)
+    call = describe("attention_backward", q, k, v, **options)
     return _backward(call, do, o, lse, dlse, need, deterministic, kernel)
 
 
@@ -160,7 +162,7 @@ def attention_vjp(q, k, v, *, return_lse=False, out=None, kernel="auto", **optio
     o : array, or (o, lse) if `return_lse`
     pullback : function
         ``pullback(do, dlse=None, *, need=(), deterministic=False)`` returns what `attention_backward` does. It holds
-        on to q, k, v, o and lse, which must not be overwritten before it is called.
+        on to all arguments, o and lse, which must not be overwritten before it is called.
 
     Examples
     --------
@@ -171,7 +173,7 @@ def attention_vjp(q, k, v, *, return_lse=False, out=None, kernel="auto", **optio
     >>> dq.shape
     (1, 2, 6, 4)
     """
-    call = describe(q, k, v, **options)
+    call = describe("attention_vjp", q, k, v, **options)
     o, lse = _forward(call, out, kernel)
     lse = call.drop_axes(lse)
 
@@ -185,9 +187,9 @@ def attention_vjp(q, k, v, *, return_lse=False, out=None, kernel="auto", **optio
 
 def _forward(call, out, kernel):
     problem, operands = call.problem, call.operands
-    engine = engines.choose(kernel, arrays.device(operands.q) is not None, problem)
     xp = arrays.namespace(operands.q)
     with arrays.on_device(operands.q):
+        engine = engines.choose(kernel, arrays.device(operands.q) is not None, problem)
         if out is None:
             o = arrays.empty(xp, problem.o_shape, problem.dtype)
             out = call.drop_axes(o)
@@ -207,28 +209,27 @@ def _check_out(call, out):
     if not arrays.may_write(o):
         raise ValueError("out must be writable, got a read-only array")
     if arrays.repeats_itself(o):
-        raise ValueError(f"out must not repeat memory, got strides {out.strides}")
-    for name in ("q", "k", "v", "alibi_slopes", "bias", "mask", "sinks"):
-        x = getattr(call.operands, name)
-        if x is not None and arrays.overlap(o, x):
+        raise ValueError(f"out must not repeat memory, got strides {o.strides}")
+    for name, x in call.given.items():
+        if arrays.overlap(o, x):
             raise ValueError(f"out must not overlap an input, got memory of {name}; pass new memory")
     return o
 
 
 def _backward(call, do, o, lse, dlse, need, deterministic, kernel):
-    need = (need,) if isinstance(need, str) else tuple(need)
+    need = (need,) if isinstance(need, str) or not hasattr(need, "__iter__") else tuple(need)
     for name in need:
         if name not in ("bias", "sinks"):
             raise ValueError(f"need must name 'bias' or 'sinks', got {name!r}")
-        if getattr(call, name) is None:
+        if name not in call.given:
             raise ValueError(f"need={name!r} asks for the gradient of an option that was not given; pass {name}=")
     problem = replace(call.problem, deterministic=bool(deterministic))
     operands, dtype, accumulator = call.operands, problem.dtype, problem.accumulator
     xp = arrays.namespace(operands.q)
     do, o = (call.adopt(x, name, problem.o_shape, (dtype,)) for x, name in ((do, "do"), (o, "o")))
     lse = call.adopt(lse, "lse", problem.lse_shape, (accumulator,))
-    engine = engines.choose(kernel, arrays.device(operands.q) is not None, problem, backward=True)
     with arrays.on_device(operands.q):
+        engine = engines.choose(kernel, arrays.device(operands.q) is not None, problem, backward=True)
         lse = xp.ascontiguousarray(lse)
         if dlse is not None:
             dlse = call.adopt(dlse, "dlse", problem.lse_shape)
@@ -236,26 +237,28 @@ def _backward(call, do, o, lse, dlse, need, deterministic, kernel):
         shapes = {"dq": problem.q_shape, "dk": problem.k_shape, "dv": problem.v_shape}
         gradients = {name: arrays.empty(xp, shape, dtype) for name, shape in shapes.items()}
         if "bias" in need:
-            gradients["dbias"] = arrays.empty(xp, (1,) * (4 - call.bias.ndim) + call.bias.shape, accumulator)
+            bias = call.given["bias"]
+            gradients["dbias"] = arrays.empty(xp, (1,) * (4 - bias.ndim) + bias.shape, accumulator)
         if "sinks" in need:
             gradients["dsinks"] = arrays.empty(xp, problem.heads, accumulator)
         gradients = Gradients(**gradients)
         if 0 in problem.s_shape:
-            _backward_of_nothing(dlse, gradients)
+            _backward_of_nothing(operands.sinks, dlse, gradients)
         else:
             engine.backward(problem, operands, do, dlse, o, lse, gradients)
         answer = [call.drop_axes(x) for x in (gradients.dq, gradients.dk, gradients.dv)]
-        if "bias" in need:
-            answer.append(gradients.dbias.reshape(call.bias.shape).astype(call.bias.dtype, copy=False))
-        if "sinks" in need:
-            answer.append(gradients.dsinks.reshape(call.sinks.shape).astype(call.sinks.dtype, copy=False))
+        for name, gradient in (("bias", gradients.dbias), ("sinks", gradients.dsinks)):
+            if name in need:
+                given = call.given[name]
+                with np.errstate(over="ignore"):
+                    answer.append(gradient.reshape(given.shape).astype(given.dtype, copy=False))
     return tuple(answer)
 
 
-def _backward_of_nothing(dlse, gradients):
+def _backward_of_nothing(sinks, dlse, gradients):
     """Without queries or keys there is nothing to learn, except that lse is each row's sink."""
     for gradient in (gradients.dq, gradients.dk, gradients.dv, gradients.dbias):
         if gradient is not None:
             gradient[...] = 0
     if gradients.dsinks is not None:
-        gradients.dsinks[...] = 0 if dlse is None else dlse.sum((0, 2))
+        gradients.dsinks[...] = 0 if dlse is None else dlse.sum((0, 2)) * (sinks != -math.inf)

@@ -36,6 +36,13 @@ class Settings:
     learning_rate: float = setting(3e-3, "Adam's, at its highest")
     seed: int = setting(0, "of weights, batches and sample")
 
+    def __post_init__(self):
+        for name in ("steps", "batch", "context", "dim", "heads", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.dim % self.heads:
+            raise ValueError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
+
 
 @dataclass
 class Result:

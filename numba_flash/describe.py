@@ -8,42 +8,75 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import arrays
-from .problem import DTYPES, Operands, Problem
+from .problem import DTYPES, FLOAT64, Operands, Problem
+
+
+OPTIONS = ("scale", "causal", "window", "softcap", "alibi_slopes", "bias", "mask", "sinks")
 
 
 @dataclass(frozen=True)
 class Call:
-    """A validated call: the problem, its operands with all four axes, and what the answer must look like."""
+    """A validated call: the problem, its operands with all four axes, and what the answer must look like.
+
+    Attributes
+    ----------
+    problem : Problem
+    operands : Operands
+    rank : int
+        Number of axes of the caller's arrays.
+    origin : str
+        Library of the caller's arrays.
+    given : dict
+        Name to array, as the caller sees them: operands may be copies of another dtype or views with more axes.
+    """
 
     problem: Problem
     operands: Operands
-    rank: int             # of the caller's arrays
-    origin: str           # library of the caller's arrays
-    bias: object = None   # bias and sinks as the caller sees them, for their gradients
-    sinks: object = None
+    rank: int
+    origin: str
+    given: dict
 
     def drop_axes(self, x):
         """Take off the leading axes that the caller's arrays don't have."""
         return x if self.rank == 4 else x.reshape(x.shape[4 - self.rank:])
 
     def adopt(self, x, name, shape, dtypes=None):
-        """Check one more array against the call and give it the leading axes that the caller's arrays don't have."""
+        """Check one more array against the call and give it the leading axes that the caller's arrays don't have.
+
+        It may come from the library of the caller's arrays, or be one of ours, as an answer to them is.
+        """
         x, origin = arrays.adopt(x, name)
-        _same_place(x, name, origin, self.operands.q, self.origin)
+        ours = arrays.namespace(self.operands.q).__name__
+        _same_place(x, name, self.origin if origin == ours else origin, self.operands.q, self.origin)
         wanted = shape[4 - self.rank:]
         if x.shape != wanted:
             raise ValueError(f"{name} must have shape {wanted}, got {x.shape}")
-        if dtypes is not None and x.dtype not in dtypes:
-            raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, got {x.dtype}; "
-                            f"pass {name}.astype('{dtypes[0]}')")
         if dtypes is None:
             _floating(x, name)
+        elif x.dtype not in dtypes:
+            raise TypeError(f"{name} must be {' or '.join(map(str, dtypes))}, got {x.dtype}; pass "
+                            + (f"an array of dtype {dtypes[0]}" if name == "out" else f"{name}.astype('{dtypes[0]}')"))
         return x if self.rank == 4 else x[(None,) * (4 - self.rank)]
 
 
-def describe(q, k, v, *, scale=None, causal=False, window=None, softcap=None, alibi_slopes=None, bias=None, mask=None,
-             sinks=None):
-    """Turn a call's arguments into a `Call`, or raise."""
+def describe(caller, q, k, v, **options):
+    """Turn a call's arguments into a `Call`, or raise.
+
+    Parameters
+    ----------
+    caller : str
+        The public function that was called, for errors.
+    q, k, v, **options
+        As in `attention`; options that are missing have its defaults.
+
+    Returns
+    -------
+    call : Call
+    """
+    for name in options:
+        if name not in OPTIONS:
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}; the options are "
+                            f"{', '.join(OPTIONS)}")
     (q, origin), (k, k_origin), (v, v_origin) = (arrays.adopt(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
     _same_place(k, "k", k_origin, q, origin)
     _same_place(v, "v", v_origin, q, origin)
@@ -60,37 +93,51 @@ def describe(q, k, v, *, scale=None, causal=False, window=None, softcap=None, al
     (batch, heads, n_q, d), (kv_heads, n_k, d_v) = q.shape, v.shape[1:]
     _check_shapes(q.shape, k.shape, v.shape, shapes)
 
-    offset, left, right = _band(causal, window, n_q, n_k)
-    problem = Problem(batch, heads, kv_heads, n_q, n_k, d, d_v, q.dtype, _scale(scale, d), offset, left, right,
-                      softcap=_softcap(softcap), alibi=alibi_slopes is not None, bias=bias is not None,
-                      mask=mask is not None, sinks=sinks is not None)
-    place, accumulator, xp = (q, origin), problem.accumulator, arrays.namespace(q)
-
+    offset, left, right = _band(options.get("causal", False), options.get("window"), n_q, n_k)
+    is_float64 = q.dtype == FLOAT64
     with arrays.on_device(q):
-        caller_bias, caller_sinks = (None if x is None else _option(x, name, rank, place)
-                                     for x, name in ((bias, "bias"), (sinks, "sinks")))
-        if alibi_slopes is not None:
-            alibi_slopes = _option(alibi_slopes, "alibi_slopes", rank, place)
-            _check_slopes(alibi_slopes, batch, heads, rank)
-            alibi_slopes = xp.ascontiguousarray(
-                xp.broadcast_to(alibi_slopes.astype(accumulator, copy=False), (batch, heads)))
-        if bias is not None:
-            _floating(caller_bias, "bias")
-            bias = _broadcast(caller_bias.astype(accumulator, copy=False), "bias", problem.s_shape, rank, xp)
-        if mask is not None:
-            mask = _option(mask, "mask", rank, place)
-            if mask.dtype != np.bool_:
-                raise TypeError(f"mask must be bool, True where a query may attend, got {mask.dtype}; "
+        given = {name: _option(options[name], name, rank, q, origin)
+                 for name in ("alibi_slopes", "bias", "mask", "sinks") if options.get(name) is not None}
+        problem = Problem(
+            batch, heads, kv_heads, n_q, n_k, d, d_v, q.dtype, _scale(options.get("scale"), d, is_float64), offset,
+            left, right, softcap=_softcap(options.get("softcap"), is_float64), alibi="alibi_slopes" in given,
+            bias="bias" in given, mask="mask" in given, sinks="sinks" in given)
+        operands = Operands(q, k, v, **_option_operands(problem, given, rank, arrays.namespace(q)))
+    return Call(problem, operands, rank, origin, {"q": q, "k": k, "v": v, **given})
+
+
+def _option_operands(problem, given, rank, xp):
+    """The option arrays in the shapes and dtypes of `Operands`."""
+    operands, heads = {}, problem.heads
+    for name, x in given.items():
+        if name == "mask":
+            if x.dtype != np.bool_:
+                raise TypeError(f"mask must be bool, True where a query may attend, got {x.dtype}; "
                                 f"pass mask.astype(bool), or what is to be added to the scores as bias")
-            mask = _broadcast(mask, "mask", problem.s_shape, rank, xp)
-        if sinks is not None:
-            _floating(caller_sinks, "sinks")
-            if caller_sinks.shape != (heads,)[:rank - 2]:
-                raise ValueError(f"sinks must have shape {(heads,)[:rank - 2]}, one for each query head, "
-                                 f"got {caller_sinks.shape}")
-            sinks = xp.ascontiguousarray(caller_sinks.astype(accumulator, copy=False).reshape(heads))
-    operands = Operands(q, k, v, alibi_slopes, bias, mask, sinks)
-    return Call(problem, operands, rank, origin, caller_bias, caller_sinks)
+            operands[name] = _broadcast(x, name, problem.s_shape, rank, xp)
+            continue
+        _floating(x, name)
+        if name == "bias":
+            operands[name] = _broadcast(_convert(x, problem.accumulator, xp), name, problem.s_shape, rank, xp)
+            continue
+        allowed = [(heads,)[:rank - 2]]
+        if name == "alibi_slopes" and rank == 4:
+            allowed.append((problem.batch, heads))
+        if x.shape not in allowed:
+            raise ValueError(f"{name} must have shape {' or '.join(map(str, allowed))}, one for each query head, "
+                             f"got {x.shape}")
+        x = _convert(x, problem.accumulator, xp)
+        shape = (problem.batch, heads) if name == "alibi_slopes" else (heads,)
+        operands[name] = xp.ascontiguousarray(xp.broadcast_to(x, shape))
+    return operands
+
+
+def _convert(x, dtype, xp):
+    """x in another dtype; finite numbers that are too large for it become its largest, not infinite."""
+    if x.dtype.itemsize <= dtype.itemsize:
+        return x.astype(dtype, copy=False)
+    largest = np.finfo(dtype).max
+    return xp.where(xp.isinf(x), x, xp.clip(x, -largest, largest)).astype(dtype)
 
 
 def _same_place(x, name, origin, q, q_origin):
@@ -136,22 +183,29 @@ def _check_shapes(q, k, v, shapes):
                          f"d): pass x.transpose(0, 2, 1, 3) for (batch, n, heads, d) data")
 
 
-def _number(x, name):
+def _number(x, name, is_float64):
+    """A plain number that the accumulator can hold; 0 and infinity are told from numbers that round to them."""
     if isinstance(x, (bool, np.bool_)) or not isinstance(x, (numbers.Real, np.floating)):
         raise TypeError(f"{name} must be a number, got {type(x).__name__}; pass float({name})")
-    if not math.isfinite(x):
-        raise ValueError(f"{name} must be finite, got {x}")
+    with np.errstate(over="ignore", under="ignore"):
+        try:
+            rounded = np.float64(x) if is_float64 else np.float32(x)
+        except OverflowError:
+            rounded = math.inf
+    if not math.isfinite(rounded) or (rounded == 0 and x != 0):
+        raise ValueError(f"{name} must be finite and within the range of {'float64' if is_float64 else 'float32'}, "
+                         f"got {x}")
     return float(x)
 
 
-def _scale(scale, d):
-    return 1 / math.sqrt(d) if scale is None else _number(scale, "scale")
+def _scale(scale, d, is_float64):
+    return 1 / math.sqrt(d) if scale is None else _number(scale, "scale", is_float64)
 
 
-def _softcap(softcap):
+def _softcap(softcap, is_float64):
     if softcap is None:
         return None
-    softcap = _number(softcap, "softcap")
+    softcap = _number(softcap, "softcap", is_float64)
     if softcap <= 0:
         raise ValueError(f"softcap must be positive, got {softcap}; pass None for no cap")
     return softcap
@@ -159,7 +213,8 @@ def _softcap(softcap):
 
 def _band(causal, window, n_q, n_k):
     """`causal` and `window` as (offset, left, right) of `Problem`."""
-    if not (isinstance(causal, (bool, np.bool_)) or causal in ("bottom_right", "top_left")):
+    if not (isinstance(causal, (bool, np.bool_))
+            or isinstance(causal, str) and causal in ("bottom_right", "top_left")):
         raise ValueError(f"causal must be False, True, 'bottom_right' or 'top_left', got {causal!r}")
     offset = 0 if isinstance(causal, str) and causal == "top_left" else n_k - n_q
     if window is None:
@@ -176,12 +231,13 @@ def _band(causal, window, n_q, n_k):
     return offset, left, 0 if causal else right
 
 
-def _option(x, name, rank, place):
+def _option(x, name, rank, q, q_origin):
     """Adopt an option array; for (n, d) inputs, whose slopes and sinks have no axes, plain numbers will do."""
-    if rank == 2 and isinstance(x, (numbers.Real, np.floating)):
-        return arrays.namespace(place[0]).asarray(x)
+    if rank == 2 and isinstance(x, (numbers.Real, np.generic)):
+        x = arrays.namespace(q).asarray(x if isinstance(x, (bool, np.generic)) else float(x))
+        return x
     x, origin = arrays.adopt(x, name)
-    _same_place(x, name, origin, *place)
+    _same_place(x, name, origin, q, q_origin)
     return x
 
 
@@ -189,13 +245,6 @@ def _floating(x, name):
     if not (x.dtype in DTYPES and x.dtype.isnative):
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64 in native byte order, got {x.dtype.str} "
                         f"({x.dtype}); pass {name}.astype('float32')")
-
-
-def _check_slopes(slopes, batch, heads, rank):
-    _floating(slopes, "alibi_slopes")
-    allowed = [(heads,), (batch, heads)] if rank == 4 else [(heads,)] if rank == 3 else [()]
-    if slopes.shape not in allowed:
-        raise ValueError(f"alibi_slopes must have shape {' or '.join(map(str, allowed))}, got {slopes.shape}")
 
 
 def _broadcast(x, name, s_shape, rank, xp):

@@ -49,10 +49,12 @@ def choose(kernel, on_gpu, problem, backward=False):
 
     Raises
     ------
-    ValueError
+    TypeError, ValueError
         If there is no such engine, or if it can't do this problem, with its reason.
     """
     here = ON_GPU if on_gpu else ON_CPU
+    if not isinstance(kernel, str):
+        raise TypeError(f"kernel must be the name of an engine or 'auto', got {type(kernel).__name__}")
     if kernel == "auto":
         reasons = []
         for name in here:

@@ -39,7 +39,12 @@ def merge_states(states):
     >>> np.allclose(o, nf.attention(q, k, v))
     True
     """
-    states = [_check_state(i, state) for i, state in enumerate(states)]
+    try:
+        states = [_check_state(i, state) for i, state in enumerate(states)]
+    except TypeError as error:
+        if "iterable" not in str(error):
+            raise
+        raise TypeError(f"states must be a sequence of (o, lse), got {type(states).__name__}") from None
     if not states:
         raise ValueError("states must hold at least one (o, lse), got none")
     (o, lse), first = states[0]
@@ -55,7 +60,7 @@ def merge_states(states):
             raise ValueError(f"states must be on one device, states[{i}] is not on that of states[0]")
 
     xp = arrays.namespace(o)
-    with arrays.on_device(o):
+    with arrays.on_device(o), np.errstate(all="ignore"):
         m = lse
         for (_, lse_i), _ in states[1:]:
             m = xp.maximum(m, lse_i)
@@ -64,9 +69,8 @@ def merge_states(states):
         for (o_i, lse_i), _ in states:
             weight = xp.exp(lse_i - m)
             l_total += weight
-            acc += xp.where(weight[..., None] == 0, 0, weight[..., None] * o_i.astype(lse.dtype))
-        with np.errstate(divide="ignore"):
-            merged_lse = xp.log(l_total) + m
+            acc += xp.where(lse_i[..., None] == -np.inf, 0, weight[..., None] * o_i.astype(lse.dtype))
+        merged_lse = xp.log(l_total) + m
         acc /= xp.where(l_total == 0, xp.ones_like(l_total), l_total)[..., None]
         return acc.astype(o.dtype), merged_lse
 
@@ -82,6 +86,6 @@ def _check_state(i, state):
     if o.dtype not in DTYPES or lse.dtype != (FLOAT64 if o.dtype == FLOAT64 else FLOAT32):
         raise TypeError(f"states[{i}] must be o in a floating dtype and lse in float32 (float64 for float64), got "
                         f"{o.dtype} and {lse.dtype}")
-    if o.shape[:-1] != lse.shape:
+    if o.ndim < 2 or o.shape[:-1] != lse.shape:
         raise ValueError(f"states[{i}] must be o (..., n, d_v) and lse (..., n), got {o.shape} and {lse.shape}")
     return (o, lse), origin

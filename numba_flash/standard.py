@@ -72,17 +72,18 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
         delta = (do * o).sum(-1, keepdims=True)
         if dlse is not None:
             delta -= _by_kv_head(problem, dlse[..., None])
-        p = xp.where(s == -np.inf, xp.zeros_like(s), xp.exp(s - lse))
+        seen = s != -np.inf                                  # zeros by choice and not by product: 0 * NaN is NaN
+        p = xp.where(seen, xp.exp(s - lse), 0)
         gradients.dv[...] = (p.swapaxes(-1, -2) @ do).sum(2).astype(problem.dtype)
-        ds = p * (do @ v.swapaxes(-1, -2) - delta)
+        ds = xp.where(seen, p * (do @ v.swapaxes(-1, -2) - delta), 0)
         if gradients.dbias is not None:
             _sum_into(gradients.dbias, ds.reshape(problem.s_shape))
         if gradients.dsinks is not None:
             sinks = _by_kv_head(problem, operands.sinks[None, :, None, None])
-            p_sink = xp.where(lse == -np.inf, xp.zeros_like(lse), xp.exp(sinks - lse))
-            gradients.dsinks[...] = -(p_sink * delta).sum((0, 3, 4)).reshape(problem.heads)
+            p_sink = xp.where(lse == -np.inf, 0, xp.exp(sinks - lse))
+            gradients.dsinks[...] = -xp.where(p_sink == 0, 0, p_sink * delta).sum((0, 3, 4)).reshape(problem.heads)
         if problem.softcap is not None:
-            ds *= 1 - xp.tanh(raw / problem.softcap)**2
+            ds = xp.where(seen, ds * (1 - xp.tanh(raw / problem.softcap)**2), 0)
         ds *= problem.scale
         gradients.dq[...] = (ds @ k).reshape(problem.q_shape).astype(problem.dtype)
         gradients.dk[...] = (ds.swapaxes(-1, -2) @ q).sum(2).astype(problem.dtype)

@@ -20,6 +20,11 @@ class Host:
         return self.x.__dlpack_device__()
 
 
+class Pinned(Host):
+    def __dlpack_device__(self):
+        return 3, 0
+
+
 class Elsewhere(Host):
     def __dlpack_device__(self):
         return 8, 0
@@ -40,6 +45,13 @@ def test_dlpack_on_the_host_is_answered_with_numpy():
     o = nf.attention(*map(Host, (q, k, v)))
     assert type(o) is np.ndarray
     np.testing.assert_array_equal(o, nf.attention(q, k, v))
+    o, lse = nf.attention(*map(Host, (q, k, v)), return_lse=True)
+    for do in (o, Host(o)):          # answers come back to us as they are, beside the caller's own kind of array
+        grads = nf.attention_backward(do, *map(Host, (q, k, v)), o, lse)
+        pulled = nf.attention_vjp(*map(Host, (q, k, v)))[1](do)
+        for x, y, z in zip(grads, pulled, nf.attention_backward(o, q, k, v, o, lse)):
+            np.testing.assert_array_equal(x, z)
+            np.testing.assert_array_equal(y, z)
 
 
 def test_a_mixture_of_libraries_is_refused():
@@ -49,6 +61,18 @@ def test_a_mixture_of_libraries_is_refused():
             nf.attention(*mixed)
     with pytest.raises(TypeError, match="one library.*bias"):
         nf.attention(q, k, v, bias=Host(np.zeros((5, 5), np.float32)))
+
+
+def test_pinned_host_memory_is_taken():
+    q, k, v = inputs()
+    np.testing.assert_array_equal(nf.attention(*map(Pinned, (q, k, v))), nf.attention(q, k, v))
+
+
+def test_plain_numbers_where_an_option_has_no_axes():
+    q, k, v = (x[0, 0] for x in inputs())
+    np.testing.assert_array_equal(nf.attention(q, k, v, sinks=1, alibi_slopes=2, bias=3, mask=True),
+                                  nf.attention(q, k, v, sinks=np.float32(1), alibi_slopes=np.float64(2),
+                                               bias=np.array(3.0), mask=np.True_))
 
 
 def test_other_devices_are_refused():

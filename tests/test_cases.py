@@ -73,13 +73,15 @@ def test_nan_hidden_from_some_rows_of_a_tile(engine, bad):
     assert np.isfinite(lse[:, :, :n - 2]).all() and not np.isfinite(o[:, :, n - 2:]).any()
 
 
+@pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("hide", ["mask", "bias", "window"])
-def test_padding_never_leaks(engine, hide):
+def test_padding_never_leaks(engine, hide, softcap):
     """A key that no row sees: NaN in it may reach neither o nor any gradient."""
     do, q, k, v = problem(heads=4, kv_heads=2, n_q=5, n_k=9, d=4)
     options = {"mask": {"mask": np.arange(9) < 6},
                "bias": {"bias": np.where(np.arange(9) < 6, 0.5, -np.inf).astype(np.float32)},
                "window": {"window": (None, 0), "causal": "top_left"}}[hide]
+    options["softcap"] = softcap
     hidden = slice(6, 9)
     clean = engine.both(do, q, k, v, **options)
     k[:, :, hidden], v[:, :, hidden] = np.nan, np.inf
@@ -88,13 +90,38 @@ def test_padding_never_leaks(engine, hide):
     assert not clean[3][:, :, hidden].any() and not clean[4][:, :, hidden].any()
 
 
-def test_empty_rows_never_leak(engine):
-    """A query that sees nothing may hold NaN (padding): no gradient feels it."""
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_empty_rows_never_leak(engine, softcap):
+    """A query that sees nothing may hold NaN (padding), and the gradient of its lse of -inf too: nobody feels it."""
     do, q, k, v = problem(n_q=9, n_k=5, d=4)
-    clean = engine.both(do, q, k, v, causal=True)
-    q[:, :, :4], do[:, :, :4] = np.nan, np.nan
-    for got, right in zip(engine.both(do, q, k, v, causal=True), clean):
+    dlse = normal(np.random.default_rng(0), 1, 2, 9)
+    options = {"causal": True, "softcap": softcap}
+    clean = engine.both(do, q, k, v, dlse, **options)
+    q[:, :, :4], do[:, :, :4], dlse[:, :, :4] = np.nan, np.nan, np.nan
+    for got, right in zip(engine.both(do, q, k, v, dlse, **options), clean):
         np.testing.assert_allclose(got, right, rtol=1e-5, atol=1e-6)
+
+
+def test_a_sink_of_minus_infinity_is_no_sink(engine):
+    """exp(sink - lse) must be 0 whatever lse is: -inf in an empty row, or so low that exp(-lse) overflows."""
+    do, q, k, v = problem(n_q=4, n_k=3, d=4)
+    q, k = np.full_like(q, -10), np.full_like(k, 10)
+    sinks = np.full(2, -np.inf, np.float32)
+    options, dlse = {"causal": True, "scale": 1.0}, np.ones((1, 2, 4), np.float32)
+    answer = engine.both(do, q, k, v, dlse, need="sinks", sinks=sinks, **options)
+    assert not answer[-1].any()
+    check_answer(answer[:-1], do, q, k, v, dlse, **options)
+
+
+def test_mask_values_of_another_dtype(engine):
+    """transformers and others add finfo.min where they mean to hide; in float64 it is more than float32 can hold."""
+    do, q, k, v = problem(n_q=3, n_k=5, d=4)
+    bias = np.where(np.arange(5) < 2, 0, np.finfo(np.float64).min)
+    o, lse = engine.attention(q, k, v, bias=bias)
+    right, right_lse = engine.attention(q, k[:, :, :2], v[:, :, :2])
+    np.testing.assert_allclose(o, right, rtol=1e-5, atol=1e-6)
+    o, lse = engine.attention(q, k, v, bias=np.full(5, np.finfo(np.float64).min))
+    np.testing.assert_allclose(o, np.broadcast_to(v.mean(2, keepdims=True), o.shape), rtol=1e-5, atol=1e-6)
 
 
 def test_mask_polarity(engine):
@@ -198,6 +225,8 @@ def test_zero_sizes(engine, batch, n_q, n_k, options):
     assert not dq.any() and not dk.any() and not dv.any()
     if "sinks" in options:
         assert flat(rest[-1]) == [batch * n_q if n_k == 0 else 0] * 2
+        options["sinks"] = np.full(2, -np.inf, np.float32)
+        assert not engine.both(do, q, k, v, dlse=dlse, need=need, **options)[-1].any()
 
 
 # ---- heads and sizes -------------------------------------------------------------------------------------------------

@@ -107,6 +107,15 @@ def test_demo_refuses_a_short_text(tmp_path):
         demo.train(demo.Settings(text=str(tmp_path / "text")), progress=False)
 
 
+@pytest.mark.parametrize("arguments, words", [
+    (["--steps", "0"], "steps must be at least 1"), (["--heads", "3", "--dim", "8"], "multiple of heads"),
+    (["--text", "/nowhere/at/all"], "nowhere"), (["--attention", "none"], "kernel must be")])
+def test_demo_says_what_is_wrong(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        main(["demo", *arguments])
+    assert words in capsys.readouterr().err
+
+
 def test_unknown_command():
     with pytest.raises(SystemExit):
         main(["fly"])

@@ -52,6 +52,9 @@ BAD = [
     ("softcap 0", {"softcap": 0}, ValueError, ["softcap", "positive"]),
     ("softcap below 0", {"softcap": -1.0}, ValueError, ["softcap", "-1"]),
     ("softcap inf", {"softcap": math.inf}, ValueError, ["softcap", "finite"]),
+    ("softcap beyond float32", {"softcap": 1e39}, ValueError, ["softcap", "float32"]),
+    ("softcap rounds to 0", {"softcap": 1e-50}, ValueError, ["softcap", "float32"]),
+    ("scale beyond float32", {"scale": 10**400}, ValueError, ["scale", "float32"]),
     ("softcap text", {"softcap": "30"}, TypeError, ["softcap", "str"]),
     ("scale nan", {"scale": math.nan}, ValueError, ["scale", "nan"]),
     ("scale array", {"scale": x(1)}, TypeError, ["scale", "ndarray"]),
@@ -69,6 +72,8 @@ BAD = [
     ("sinks dtype", {"sinks": np.arange(4)}, TypeError, ["sinks", "int64"]),
     ("unknown option", {"dropout": 0.1}, TypeError, ["dropout"]),
     ("engine", {"kernel": "cudnn"}, ValueError, ["kernel", "'cudnn'", "cpu"]),
+    ("engine array", {"kernel": x(2)}, TypeError, ["kernel", "ndarray"]),
+    ("causal array", {"causal": x(2)}, ValueError, ["causal"]),
     ("out shape", {"out": x(2, 4, 3, 8)}, ValueError, ["out", "(2, 4, 3, 6)"]),
     ("out dtype", {"out": x(2, 4, 3, 6, dtype=np.float64)}, TypeError, ["out", "float64"]),
     ("out stride 0", {"out": np.lib.stride_tricks.as_strided(x(1), (2, 4, 3, 6), (0,) * 4)}, ValueError,
@@ -100,6 +105,9 @@ BACKWARD_BAD = [
     ("need without sinks", {"need": ["sinks"]}, ValueError, ["need", "sinks="]),
     ("engine", {"kernel": "none"}, ValueError, ["kernel"]),
     ("option", {"softcap": -1}, ValueError, ["softcap"]),
+    ("unknown option", {"dropout": 0.1}, TypeError, ["attention_backward()", "'dropout'", "softcap"]),
+    ("need number", {"need": 5}, ValueError, ["need", "5"]),
+    ("need None", {"need": None}, ValueError, ["need", "None"]),
     ("do None", {"do": None}, TypeError, ["do "]),
 ]
 
@@ -114,18 +122,26 @@ def test_bad_argument_backward(change, error, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "mask"])
-def test_out_may_not_overlap_an_input(name):
-    arguments = {**GOOD, "q": x(2, 4, 5, 6), "k": x(2, 4, 5, 6), "v": x(2, 4, 5, 6)}
-    if name == "bias":
-        arguments["bias"] = x(2, 4, 5, 5)
+def overlapping(name):
+    """Arguments of which `out` shares memory with the one called `name`."""
+    arguments = {key: x(2, 4, 5, 6) for key in "qkv"}
+    if name in arguments:
+        return {**arguments, "out": arguments[name][...]}
     if name == "mask":
-        arguments["mask"] = np.ones((2, 4, 5, 24), bool)[..., :5]
-        out = arguments["mask"].base.view(np.float32)
-    else:
-        out = arguments[name].reshape(2, 4, 5, -1)
-    with pytest.raises(ValueError, match=f"(overlap.*{name})|(out must have shape)"):
-        nf.attention(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), out=out, **arguments)
+        memory = np.ones((2, 4, 5, 24), bool)
+        return {**arguments, "mask": memory[..., :5], "out": memory.view(np.float32)}
+    if name == "bias":               # of which the engines get a copy, in float32
+        arguments = {key: value.astype(np.float16) for key, value in arguments.items()}
+        memory = x(2, 4, 5, 6, dtype=np.float16)
+        return {**arguments, "bias": memory[..., :5], "out": memory}
+    memory = x(2, 4, 5, 6)
+    return {**arguments, name: memory[0, :, 0, 0], "out": memory}
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "bias", "mask", "alibi_slopes", "sinks"])
+def test_out_may_not_overlap_an_input(name):
+    with pytest.raises(ValueError, match=f"out must not overlap.*{name}"):
+        nf.attention(**overlapping(name))
 
 
 def test_out_may_interleave_with_an_input():

@@ -40,6 +40,13 @@ def test_an_empty_part_may_hold_nan():
     np.testing.assert_array_equal(merged, o)
 
 
+def test_a_visible_nan_comes_out_however_little_it_weighs():
+    (o, lse), (bad, _) = state(), state()
+    bad[0, 0, 0] = np.nan
+    merged, _ = nf.merge_states([(o, lse + 500), (bad, lse - 500)])
+    assert np.isnan(merged[0, 0, 0]).all() and np.isfinite(merged[0, 0, 1:]).all()
+
+
 def test_far_apart_lse():
     (a, lse), (b, _) = state(), state()
     merged, merged_lse = nf.merge_states([(a, lse + 500), (2 * b, lse - 500)])
@@ -50,6 +57,8 @@ def test_far_apart_lse():
     ([], ValueError, "at least one"), ([np.ones(3)], TypeError, r"states\[0\]"), ([3], TypeError, r"states\[0\]"),
     ([state(), state((1, 2, 3, 5))], ValueError, r"shapes.*states\[1\]"),
     ([(np.ones((1, 2, 3, 4), np.float32), np.zeros((1, 2, 4), np.float32))], ValueError, r"lse \(\.\.\., n\)"),
+    (None, TypeError, "sequence"), ([(np.float32(1), np.float32(0))], TypeError, "array"),
+    ([(np.ones(3, np.float32), np.zeros((), np.float32))], ValueError, r"lse \(\.\.\., n\)"),
     ([state(), state(dtype=np.float16)], TypeError, "dtypes"), ([state(dtype=int)], TypeError, "floating"),
     ([state(lse_dtype=np.float64)], TypeError, "lse in float32"), ([([1.0], [0.0])], TypeError, "list")])
 def test_bad_states(states, error, words):

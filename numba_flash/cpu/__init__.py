@@ -24,6 +24,7 @@ from .tiles import allocate, pitch, round_up
 BLOCK_M, BLOCK_N = 256, 128
 BACKWARD_M, BACKWARD_N = 128, 128
 SMALLEST_M = 64
+DETERMINISTIC_PARTS = 8
 
 
 def why_not(problem, backward=False):
@@ -52,7 +53,10 @@ def forward(problem, operands, o, lse):
 
 
 def backward(problem, operands, do, dlse, o, lse, grads):
-    """Fill the arrays of `grads`; `do` and `o` may have any strides, `dlse` may be None. Always repeatable."""
+    """Fill the arrays of `grads`; `do` and `o` may have any strides, `dlse` may be None.
+
+    Repeatable for a given number of threads; with `problem.deterministic` for any.
+    """
     block_m, block_n = _blocks(problem, BACKWARD_M, BACKWARD_N)
     element, accumulator = element_types(problem.dtype)
     itemsize = problem.accumulator.itemsize
@@ -63,9 +67,11 @@ def backward(problem, operands, do, dlse, o, lse, grads):
     option_types = [types.bool_, *_option_types(accumulator)]
 
     # A head whose query tiles are shared out needs a dK and a dV for each part, so only do it where threads would idle.
+    # The sums of the parts depend on their number, which for deterministic results must not depend on the threads.
     threads, tasks = thread_count(), problem.batch * problem.kv_heads
     tiles = -(-problem.n_q // block_m)
-    chunks = min(-(-threads // tasks), problem.group * tiles)
+    parts = DETERMINISTIC_PARTS if problem.deterministic else threads
+    chunks = min(-(-parts // tasks), problem.group * tiles)
     workers = min(threads, tasks * chunks)
     slots = workers if chunks == 1 else tasks * chunks
     rows = round_up(problem.n_k, block_n) + block_n

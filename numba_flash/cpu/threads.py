@@ -5,6 +5,7 @@ abort when two Python threads call them at once or when the process forks.
 """
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -46,26 +47,46 @@ def next_task(typing, counter):
 def run(work, workers):
     """Call ``work(worker, counter)`` for every worker number, on as many threads as are free.
 
-    The calling thread is worker 0. Since it goes on until no task is left, workers that the pool (busy with another
-    call, say) has not started by then are not needed any more.
+    The calling thread is worker 0. It goes on until no task is left, so a worker that the pool has not started by then
+    (it is busy with another call, or can't start a thread) is not needed any more, and does nothing when it starts.
     """
     counter = np.zeros(1, np.int64)
-    helpers = _submit(work, workers, counter)
+    changed, running, closed, errors = threading.Condition(), 0, False, []
+
+    def help_out(worker):
+        nonlocal running
+        with changed:
+            if closed:
+                return
+            running += 1
+        try:
+            work(worker, counter)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            with changed:
+                running -= 1
+                changed.notify_all()
+
+    _submit(help_out, workers)
     try:
         work(0, counter)
     finally:
-        for helper in helpers:
-            if not helper.cancel():
-                helper.result()
+        with changed:
+            closed = True
+            changed.wait_for(lambda: running == 0)
+    if errors:
+        raise errors[0]
 
 
-def _submit(work, workers, counter):
+def _submit(help_out, workers):
     global _pool
     if workers == 1:
-        return []
+        return
     if _pool is None:
         _pool = ThreadPoolExecutor(max(1, thread_count() - 1), thread_name_prefix="numba_flash")
     try:
-        return [_pool.submit(work, worker, counter) for worker in range(1, workers)]
-    except RuntimeError:        # the interpreter is shutting down and starts no more threads
-        return []
+        for worker in range(1, workers):
+            _pool.submit(help_out, worker)
+    except RuntimeError:        # no more threads: the system has no more, or the interpreter is shutting down
+        pass

@@ -44,8 +44,8 @@ def run_dsinks(operands, lse, delta, dsinks):
         return
     xp = array_module()
     sinks = operands.sinks[None, :, None]
-    weight = xp.exp(xp.where(sinks == -inf, 0, sinks) - lse) * (sinks != -inf)     # -inf - -inf would be NaN
-    xp.sum(weight * -delta, axis=(0, 2), out=dsinks)
+    weight = xp.exp(sinks - xp.where(lse == -inf, inf, lse))          # lse = -inf: there is a sink, and it is -inf too
+    xp.sum(xp.where(weight == 0, 0, weight * -delta), axis=(0, 2), out=dsinks)
 
 
 @lru_cache(maxsize=None)

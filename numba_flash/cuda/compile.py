@@ -55,13 +55,17 @@ def compile_ptx(kernel, signature, threads, cc):
     signature : tuple of numba types
     threads : int
         Threads of a block: the compiler shares the registers out among them.
-    cc : tuple of int
-        Compute capability, (9, 0) say.
+    cc : tuple
+        Compute capability, (9, 0) say; (9, 0, "a") allows instructions that only this one has.
     """
     with _without_device(cc):
         ptx, _ = cuda.compile(kernel, signature, device=False, abi="numba", cc=cc, output="ptx",
                               launch_bounds=(threads, 1))
     return ptx
+
+
+def _architecture(cc):
+    return "sm_" + "".join(map(str, cc))
 
 
 def entry_name(ptx):
@@ -92,7 +96,7 @@ def assemble(ptx, cc):
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
         source.write_text(ptx)
-        done = subprocess.run([find_ptxas(), "-v", f"-arch=sm_{cc[0]}{cc[1]}", str(source), "-o", str(target)],
+        done = subprocess.run([find_ptxas(), "-v", "-arch=" + _architecture(cc), str(source), "-o", str(target)],
                               capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"ptxas: {done.stderr}")
@@ -104,7 +108,7 @@ def assemble(ptx, cc):
 def link(ptx, cc):
     """Machine code of PTX, by nvJitLink or the driver, whichever numba-cuda would take."""
     from cuda.core import Linker, LinkerOptions, ObjectCode
-    options = LinkerOptions(arch=f"sm_{cc[0]}{cc[1]}")
+    options = LinkerOptions(arch=_architecture(cc))
     return bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code)
 
 

@@ -15,6 +15,7 @@ MAX_DYNAMIC_SHARED = 8              # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_
 BUFFER_POINTER, BUFFER_SIZE, END = 1, 2, 0      # CU_LAUNCH_PARAM_*
 CAPABILITY = 75, 76, 97     # cudaDeviceAttr: ComputeCapabilityMajor, ...Minor, MaxSharedMemoryPerBlockOptin
 DEFAULT_SHARED = 48 * 1024          # what a block gets without asking
+TARGETS = {(9, 0): (9, 0, "a")}     # Hopper's own instructions have a target of their own
 
 
 @lru_cache(maxsize=None)
@@ -26,7 +27,7 @@ def _driver():
     return driver
 
 
-def _call(name, *args):
+def call_driver(name, *args):
     """Call the driver; its errors become exceptions."""
     code = getattr(_driver(), name)(*args)
     if code:
@@ -60,6 +61,12 @@ def _capability(device):
     import cupy
     major, minor, shared = (cupy.cuda.runtime.deviceGetAttribute(attribute, device) for attribute in CAPABILITY)
     return (major, minor), shared
+
+
+def capability():
+    """Compute capability (major, minor) of the current device."""
+    import cupy
+    return _capability(cupy.cuda.runtime.getDevice())[0]
 
 
 def shared_limit():
@@ -97,10 +104,10 @@ class Launcher:
         name, cubin = compile_cubin(factory, args, block[0] * block[1], cc)
         self.block, self.shared_bytes = block, shared_bytes
         self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
-        _call("cuModuleLoadData", ctypes.byref(self.module), cubin)
-        _call("cuModuleGetFunction", ctypes.byref(self.function), self.module, name.encode())
+        call_driver("cuModuleLoadData", ctypes.byref(self.module), cubin)
+        call_driver("cuModuleGetFunction", ctypes.byref(self.function), self.module, name.encode())
         if shared_bytes > DEFAULT_SHARED:
-            _call("cuFuncSetAttribute", self.function, MAX_DYNAMIC_SHARED, ctypes.c_int(shared_bytes))
+            call_driver("cuFuncSetAttribute", self.function, MAX_DYNAMIC_SHARED, ctypes.c_int(shared_bytes))
         _, signature = factory(*args)
         self.layout = struct.Struct("@" + "".join(map(_parameter_format, signature)))
         self.is_array = [hasattr(type_, "ndim") for type_ in signature]
@@ -118,20 +125,24 @@ class Launcher:
         size = ctypes.c_size_t(len(buffer))
         extra = (ctypes.c_void_p * 5)(BUFFER_POINTER, ctypes.cast(buffer, ctypes.c_void_p), BUFFER_SIZE,
                                       ctypes.addressof(size), END)
-        _call("cuLaunchKernel", self.function, grid, 1, 1, *self.block, 1, self.shared_bytes,
+        call_driver("cuLaunchKernel", self.function, grid, 1, 1, *self.block, 1, self.shared_bytes,
               cupy.cuda.get_current_stream().ptr, None, extra)
 
 
 def _parameter_format(type_):
-    """`struct` codes of one kernel parameter; `struct` aligns them as C does, and so the driver."""
+    """`struct` codes of one kernel parameter; `struct` aligns them as C does, and so the driver.
+
+    Tensor maps, 128 bytes at a multiple of 128, must come first.
+    """
     if hasattr(type_, "ndim"):
         return "PPqqP" + "q" * (2 * type_.ndim)
-    return {"float32": "f", "float64": "d", "int64": "q", "none": "P"}[str(type_)]
+    return {"float32": "f", "float64": "d", "int64": "q", "none": "P", "tensor_map": "128s"}[str(type_)]
 
 
 @lru_cache(maxsize=None)
 def _launcher(factory, args, block, shared_bytes, device):
-    return Launcher(factory, args, block, shared_bytes, _capability(device)[0])
+    cc = _capability(device)[0]
+    return Launcher(factory, args, block, shared_bytes, TARGETS.get(cc, cc))
 
 
 def launch(factory, args, grid, block, shared_bytes, arguments):

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -90,6 +91,44 @@ def test_an_error_in_a_worker_comes_out():
     started = threading.Event()
     with pytest.raises(MemoryError):
         threads.run(works_until_the_helper_has_started, 2)
+
+
+def test_a_system_that_starts_no_more_threads(monkeypatch):
+    """The call must not return before every worker that did start has finished."""
+    starts, real = [], threading.Thread.start
+
+    def start(thread):
+        starts.append(thread)
+        if len(starts) > 1:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threads, "_pool", None)
+    monkeypatch.setattr(threads, "thread_count", lambda: 4)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    done = []
+
+    def work(worker, counter):
+        if worker:
+            time.sleep(0.2)
+        done.append(worker)
+
+    threads.run(work, 4)
+    finished = len(done)
+    time.sleep(0.5)
+    assert len(done) == finished and 0 in done
+
+
+def test_deterministic_gradients_do_not_depend_on_the_number_of_threads(monkeypatch):
+    do, q, k, v = problem(heads=1, n_q=700, n_k=300)
+    o, lse = CPU.attention(q, k, v)
+    answers = []
+    for count in (1, 2, 5):
+        monkeypatch.setattr(cpu, "thread_count", lambda count=count: count)
+        answers.append(CPU.attention_backward(do, q, k, v, o, lse, deterministic=True))
+    for answer in answers[1:]:
+        for x, y in zip(answer, answers[0], strict=True):
+            np.testing.assert_array_equal(x, y)
 
 
 def test_the_second_process_compiles_nothing(tmp_path):
