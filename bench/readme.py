@@ -51,7 +51,7 @@ TFLOP/s on one {result["gpu"].split(",")[0]}, {result["date"]}, 2048 / d heads, 
 
 {markdown(("", "d", "mask", "standard", "flash1", "flash2", "PyTorch", "flash2 of PyTorch"), rows)}
 
-MiB beyond inputs and outputs, 16 heads of d 64:
+MiB beyond inputs and outputs, 4 heads of d 64:
 
 {markdown(("n", *(f"{name} {direction}" for name in ("standard", "flash1", "flash2")
                   for direction in ("forward", "backward"))), memory)}

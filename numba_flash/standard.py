@@ -72,10 +72,14 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
         delta = (do * o).sum(-1, keepdims=True)
         if dlse is not None:
             delta -= _by_kv_head(problem, dlse[..., None])
-        seen = s != -np.inf                                  # zeros by choice and not by product: 0 * NaN is NaN
-        p = xp.where(seen, xp.exp(s - lse), 0)
+        hidden = s == -np.inf
+        p = xp.exp(s - lse)
+        xp.copyto(p, 0, where=hidden)                        # by choice and not by product: 0 * NaN is NaN
         gradients.dv[...] = (p.swapaxes(-1, -2) @ do).sum(2).astype(problem.dtype)
-        ds = xp.where(seen, p * (do @ v.swapaxes(-1, -2) - delta), 0)
+        ds = do @ v.swapaxes(-1, -2)
+        ds -= delta
+        ds *= p
+        xp.copyto(ds, 0, where=hidden)
         if gradients.dbias is not None:
             _sum_into(gradients.dbias, ds.reshape(problem.s_shape))
         if gradients.dsinks is not None:
@@ -83,7 +87,8 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
             p_sink = xp.where(lse == -np.inf, 0, xp.exp(sinks - lse))
             gradients.dsinks[...] = -xp.where(p_sink == 0, 0, p_sink * delta).sum((0, 3, 4)).reshape(problem.heads)
         if problem.softcap is not None:
-            ds = xp.where(seen, ds * (1 - xp.tanh(raw / problem.softcap)**2), 0)
+            ds *= 1 - xp.tanh(raw / problem.softcap)**2
+            xp.copyto(ds, 0, where=hidden)
         ds *= problem.scale
         gradients.dq[...] = (ds @ k).reshape(problem.q_shape).astype(problem.dtype)
         gradients.dk[...] = (ds.swapaxes(-1, -2) @ q).sum(2).astype(problem.dtype)

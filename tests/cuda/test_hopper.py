@@ -1,0 +1,149 @@
+"""`hopper` on a GPU of compute capability 9.0: what its loops, its masks and its copies could get wrong."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from helpers import Engine, normal, problem
+from reference.tolerance import judge
+
+import numba_flash as nf
+from numba_flash.cuda.launch import capability, why_no_device
+
+ENGINE = Engine("hopper", "cupy")
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+TILE = 128          # rows of a query tile
+
+
+def _other_gpu():
+    return not why_no_device() and capability() != (9, 0)
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(_other_gpu(), reason="needs compute capability 9.0")]
+
+
+def check(do, q, k, v, **options):
+    """Compare o and lse with the oracle."""
+    answer = ENGINE.attention(q, k, v, **options)
+    judgement = judge((*answer, *(np.zeros_like(x) for x in (q, k, v))), do, q, k, v, **options)
+    for name in "o", "lse":
+        error, limit = judgement[name]
+        assert error <= limit, f"{name} is off by {error:.3g}, allowed {limit:.3g}"
+
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
+@pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 300), (TILE, 2 * TILE), (TILE + 1, 2 * TILE + 3), (65, 127),
+                                      (3 * TILE - 1, 63), (200, 641)])
+def test_lengths(dtype, n_q, n_k):
+    do, q, k, v = problem(n_q=n_q, n_k=n_k, d=64, dtype=dtype)
+    k[:, :, -3:] *= dtype.type(10)      # the last tile brings new maxima: alpha matters
+    check(do, q, k, v)
+
+
+@pytest.mark.parametrize("d, d_v", [(8, 8), (16, 64), (64, 8), (72, 136), (80, 80), (96, 96), (128, 128), (192, 128),
+                                    (128, 256), (192, 192), (200, 248), (256, 256)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_head_dims(d, d_v, causal):
+    check(*problem(n_q=150, n_k=290, d=d, d_v=d_v, dtype=BFLOAT16), causal=causal)
+
+
+@pytest.mark.parametrize("options", [
+    {"causal": True}, {"causal": "top_left"}, {"window": (TILE, 2)}, {"window": (0, 0)}, {"window": (None, 70)},
+    {"causal": "top_left", "window": (TILE + 1, None)}, {"scale": -0.3}, {"scale": 0.0}, {"scale": 3.0},
+    {"softcap": 2.0}, {"alibi_slopes": np.float32([.5, .1])}, {"sinks": np.float32([.3, -np.inf])},
+    {"causal": True, "softcap": 5.0, "alibi_slopes": np.float32([[.5, .1]]), "sinks": np.float32([3, -1])}], ids=str)
+@pytest.mark.parametrize("n_q, n_k", [(2 * TILE + 3, TILE + 2), (200, 450)])
+def test_options(options, n_q, n_k):
+    """With more queries than keys some rows see nothing; every query tile begins and ends at another K/V tile."""
+    check(*problem(n_q=n_q, n_k=n_k, d=64, dtype=BFLOAT16), **options)
+
+
+def test_heads_that_share_keys():
+    check(*problem(batch=3, heads=6, kv_heads=2, n_q=140, n_k=150, d=128, dtype=BFLOAT16), causal=True)
+    check(*problem(batch=2, heads=5, kv_heads=1, n_q=1, n_k=333, d=128, dtype=BFLOAT16))
+
+
+def test_huge_scores():
+    do, q, k, v = problem(n_q=150, n_k=300, d=128, dtype=BFLOAT16)
+    check(do, (q.astype(np.float32) * 100).astype(BFLOAT16), k, v, causal=True)
+
+
+def test_strides():
+    """Views that TMA takes as they are, and views that are copied first, give the same bits as contiguous arrays."""
+    rng = np.random.default_rng(0)
+    x = normal(rng, 2, 150, 3, 4, 64, dtype=BFLOAT16)                     # (b, n, 3, h, d): packed
+    packed = [x[:, :, index].transpose(0, 2, 1, 3) for index in range(3)]
+    odd = normal(rng, 2, 4, 150, 67, dtype=BFLOAT16)[..., 1:65]
+    views = [packed, [odd, packed[1], packed[2]], [packed[0], packed[1][:, :, ::-1], packed[2]],
+             [packed[0], packed[1][..., ::-1], np.broadcast_to(packed[2][:, :1], packed[2].shape)],
+             [x.transpose(0, 2, 3, 1, 4)[:, index, :, ::2] for index in range(3)]]
+    for q, k, v in views:
+        got = ENGINE.attention(q, k, v, causal=True)
+        right = ENGINE.attention(*map(np.ascontiguousarray, (q, k, v)), causal=True)
+        for a, b in zip(got, right):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("columns, first", [(64, 0), (70, 0), (72, 8), (65, 1)])
+def test_out(columns, first):
+    import cupy
+
+    _, q, k, v = (ENGINE.put(x) for x in problem(batch=2, n_q=140, d=64, dtype=np.float16))
+    memory = cupy.zeros((2, 140, 2, columns), np.float16)
+    out = memory.transpose(0, 2, 1, 3)[..., first:first + 64]
+    nf.attention(q, k, v, out=out, kernel="hopper")
+    assert bool((out == nf.attention(q, k, v, kernel="hopper")).all())
+    assert not memory[..., :first].any() and not memory[..., first + 64:].any()
+
+
+def test_what_nobody_sees_has_no_effect():
+    """NaN in memory past the last key, and in tiles of keys that the band hides from all queries of a tile."""
+    _, q, k, v = problem(n_q=130, n_k=600, d=64, dtype=BFLOAT16)
+    answers = []
+    for hidden in 0, np.nan:
+        k[:, :, 580:], v[:, :, 580:] = hidden, hidden
+        k[:, :, 256:400], v[:, :, 256:400] = hidden, hidden
+        answers.append((*ENGINE.attention(q, k[:, :, :580], v[:, :, :580], causal="top_left"),
+                        *ENGINE.attention(q, k[:, :, 400:580], v[:, :, 400:580])))
+    for a, b in zip(*answers):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_visible_nan_comes_out():
+    _, q, k, v = problem(n_q=130, n_k=200, d=64, dtype=BFLOAT16)
+    k[:, :, 150] = np.nan
+    o, lse = ENGINE.attention(q, k, v)
+    assert np.isnan(o.astype(np.float32)).all() and np.isnan(lse).all()
+
+
+def test_every_run_gives_the_same_bits():
+    _, q, k, v = problem(batch=4, heads=16, n_q=500, d=128, dtype=BFLOAT16)
+    first = ENGINE.attention(q, k, v, causal=True)
+    for _ in range(10):
+        for a, b in zip(ENGINE.attention(q, k, v, causal=True), first):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_graph_capture_and_replay():
+    """Tensor maps are part of the captured launch: a replay reads what the inputs hold then."""
+    import cupy
+
+    _, q, k, v = (ENGINE.put(x) for x in problem(n_q=300, d=64, dtype=np.float16))
+    nf.attention(q, k, v, kernel="hopper")                      # compiled before the capture
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        captured = nf.attention(q, k, v, kernel="hopper")
+        graph = stream.end_capture()
+    for x, new in zip((q, k, v), problem(seed=1, n_q=300, d=64, dtype=np.float16)[1:]):
+        x[...] = ENGINE.put(new)
+    cupy.cuda.Device().synchronize()
+    graph.launch(stream)
+    stream.synchronize()
+    assert bool((captured == nf.attention(q, k, v, kernel="hopper")).all())
+
+
+@pytest.mark.parametrize("change, words", [({"dtype": np.float32}, "float32"), ({"d": 20}, "20"), ({"d": 264}, "264")])
+def test_what_it_cannot_do(change, words):
+    _, q, k, v = (ENGINE.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
+    with pytest.raises(ValueError, match=words):
+        nf.attention(q, k, v, kernel="hopper")

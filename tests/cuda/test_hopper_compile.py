@@ -1,0 +1,55 @@
+"""The Hopper kernel for every tile shape and option, compiled to machine code without a GPU: no spill, no warning."""
+
+import re
+
+import pytest
+
+from numba_flash.cuda import compile
+from numba_flash.cuda.hopper import config
+from numba_flash.problem import BFLOAT16, FLOAT16
+
+pytestmark = [
+    pytest.mark.skipif(compile.cuda is None, reason=f"numba.cuda can't be imported: {compile.import_error}"),
+    pytest.mark.skipif(compile.SIMULATOR, reason="the simulator compiles nothing"),
+    pytest.mark.skipif(compile.find_ptxas() is None, reason="no ptxas: install nvidia-cuda-nvcc"),
+]
+TARGET = 9, 0, "a"
+SIZES = tuple(config.BLOCK_N)
+ALL = {"hook": True, "softcap": True, "alibi": True, "sinks": True}
+SPECS = [
+    *(config.Spec(BFLOAT16, d, d_v) for d in SIZES for d_v in SIZES),
+    *(config.Spec(dtype, d, d, **options) for d in SIZES
+      for dtype, options in ((FLOAT16, {}), (BFLOAT16, ALL), (FLOAT16, {"hook": True, "alibi": True}))),
+    *(config.Spec(FLOAT16, d, 64) for d in (16, 80, 144, 208)),
+]
+
+
+def name(spec):
+    options = "".join(f"-{option}" for option in ALL if getattr(spec, option))
+    return f"{spec.dtype}-{spec.d}x{spec.d_v}{options}"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=name)
+def test_kernel_stays_in_registers(spec):
+    """Not only for speed: a register that goes to memory while wgmma writes it makes ptxas serialise (C7510)."""
+    from numba_flash.cuda.hopper.forward import make_forward
+
+    tile = config.choose(spec)
+    ptx = compile.compile_ptx(*make_forward(tile, spec), tile.threads, TARGET)
+    assembled = compile.assemble(ptx, TARGET)
+    assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
+    assert not re.search(r"\(C\d+\)", assembled.messages), assembled.messages
+    steps = spec.d // 16 + tile.block_n // 16
+    assert ptx.count("wgmma.mma_async") == 2 * steps, "a product is written out elsewhere, or was dropped"
+    assert ".f64" not in ptx and "call." not in ptx
+    assert ptx.count(".param .align 128") == 4, "tensor maps are no longer passed by value"
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=name)
+def test_fits_into_an_h200(spec):
+    tile = config.choose(spec)
+    layout = config.Layout(tile, spec)
+    assert layout.total <= 227 * 1024
+    assert not any(size % 1024 for size in (layout.k, layout.v, layout.q_bytes, layout.k_bytes, layout.v_bytes))
+    registers = tile.producer_registers + tile.consumers * tile.consumer_registers
+    assert registers * config.WARPGROUP <= 65536
