@@ -34,6 +34,8 @@ def adopt(x, name):
     TypeError
         For lists, matrices, masked arrays, and whatever can't be viewed as an array.
     """
+    if type(x) is np.ndarray:
+        return x, "numpy"
     if isinstance(x, np.ndarray):
         if isinstance(x, (np.matrix, np.ma.MaskedArray)):
             raise TypeError(f"{name} must be a plain array, got {type(x).__name__}: its rules for shapes and missing "

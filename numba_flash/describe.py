@@ -95,15 +95,17 @@ def describe(caller, q, k, v, **options):
 
     offset, left, right = _band(options.get("causal", False), options.get("window"), n_q, n_k)
     is_float64 = q.dtype == FLOAT64
-    with arrays.on_device(q):
-        given = {name: _option(options[name], name, rank, q, origin)
-                 for name in ("alibi_slopes", "bias", "mask", "sinks") if options.get(name) is not None}
-        problem = Problem(
-            batch, heads, kv_heads, n_q, n_k, d, d_v, q.dtype, _scale(options.get("scale"), d, is_float64), offset,
-            left, right, softcap=_softcap(options.get("softcap"), is_float64), alibi="alibi_slopes" in given,
-            bias="bias" in given, mask="mask" in given, sinks="sinks" in given)
-        operands = Operands(q, k, v, **_option_operands(problem, given, rank, arrays.namespace(q)))
-    return Call(problem, operands, rank, origin, {"q": q, "k": k, "v": v, **given})
+    given = {name: _option(options[name], name, rank, q, origin)
+             for name in ("alibi_slopes", "bias", "mask", "sinks") if options.get(name) is not None}
+    problem = Problem(
+        batch, heads, kv_heads, n_q, n_k, d, d_v, q.dtype, _scale(options.get("scale"), d, is_float64), offset, left,
+        right, softcap=_softcap(options.get("softcap"), is_float64), alibi="alibi_slopes" in given,
+        bias="bias" in given, mask="mask" in given, sinks="sinks" in given)
+    operands = {}
+    if given:
+        with arrays.on_device(q):
+            operands = _option_operands(problem, given, rank, arrays.namespace(q))
+    return Call(problem, Operands(q, k, v, **operands), rank, origin, {"q": q, "k": k, "v": v, **given})
 
 
 def _option_operands(problem, given, rank, xp):
@@ -141,6 +143,8 @@ def _convert(x, dtype, xp):
 
 
 def _same_place(x, name, origin, q, q_origin):
+    if origin == q_origin and type(x) is type(q) and arrays.device(x) == arrays.device(q):
+        return
     if origin != q_origin or arrays.namespace(x) is not arrays.namespace(q):
         raise TypeError(f"all arrays must come from one library and be on the same side, got q from {q_origin} "
                         f"({_side(q)}) and {name} from {origin} ({_side(x)}); convert one, with cupy.asarray or "
@@ -234,8 +238,8 @@ def _band(causal, window, n_q, n_k):
 def _option(x, name, rank, q, q_origin):
     """Adopt an option array; for (n, d) inputs, whose slopes and sinks have no axes, plain numbers will do."""
     if rank == 2 and isinstance(x, (numbers.Real, np.generic)):
-        x = arrays.namespace(q).asarray(x if isinstance(x, (bool, np.generic)) else float(x))
-        return x
+        with arrays.on_device(q):
+            return arrays.namespace(q).asarray(x if isinstance(x, (bool, np.generic)) else float(x))
     x, origin = arrays.adopt(x, name)
     _same_place(x, name, origin, q, q_origin)
     return x
