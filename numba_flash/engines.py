@@ -13,8 +13,8 @@ from importlib import import_module
 
 # Fastest first: "auto" takes the first that can.
 ON_CPU = {"cpu": "numba_flash.cpu", "standard": "numba_flash.standard"}
-ON_GPU = {"flash2": "numba_flash.cuda.flash2", "standard": "numba_flash.standard",
-          "flash1": "numba_flash.cuda.flash1"}
+ON_GPU = {"hopper": "numba_flash.cuda.hopper", "flash2": "numba_flash.cuda.flash2",
+          "standard": "numba_flash.standard", "flash1": "numba_flash.cuda.flash1"}
 NAMES = tuple(dict.fromkeys((*ON_CPU, *ON_GPU)))
 
 

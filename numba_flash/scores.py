@@ -18,10 +18,11 @@ range that all of its rows see, where no pair needs to be checked.
 
 from functools import lru_cache
 from math import tanh
+from operator import truediv
 
 
 @lru_cache(maxsize=None)
-def make_score(softcap, alibi, bias):
+def make_score(softcap, alibi, bias, divide=truediv):
     """Build the score hook and its derivative for one choice of options.
 
     The flags are compile-time constants, so a kernel holds code for the options of its call and for no others.
@@ -30,6 +31,8 @@ def make_score(softcap, alibi, bias):
     ----------
     softcap, alibi, bias : bool
         Which options the call has.
+    divide : function
+        What divides: kernels that can't afford an exact division bring their own.
 
     Returns
     -------
@@ -42,7 +45,7 @@ def make_score(softcap, alibi, bias):
 
     def score(s, cap, slope, distance, b):
         if softcap:
-            s = cap * tanh(s / cap)
+            s = cap * tanh(divide(s, cap))
         if alibi:
             s = s - slope * distance
         if bias:
@@ -51,7 +54,7 @@ def make_score(softcap, alibi, bias):
 
     def score_grad(s, cap):
         if softcap:
-            t = tanh(s / cap)
+            t = tanh(divide(s, cap))
             one = cap / cap          # the literal 1 is an integer, with which Numba would compute in float64
             return (one - t) * (one + t)
         return 1

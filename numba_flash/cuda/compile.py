@@ -2,7 +2,7 @@
 
 A kernel factory is a function of hashable arguments (tile shape, flags, dtype) that returns a plain Python function,
 the kernel, and the Numba types of its parameters. `compile_cubin` compiles what it returns for the GPU at hand and
-keeps the machine code on disk, so that the next process starts in milliseconds; `compile_ptx` and `assemble` do the
+keeps the machine code on disk, so that the next process starts in milliseconds; `compile_kernel` and `assemble` do the
 same with no GPU in sight, and report registers and spills.
 """
 
@@ -46,8 +46,8 @@ def _without_device(cc):
         dispatcher.get_current_device = asked
 
 
-def compile_ptx(kernel, signature, threads, cc):
-    """Compile to PTX; needs no GPU.
+def compile_kernel(kernel, signature, threads, cc, output="ptx"):
+    """Compile to PTX, or to NVVM's own intermediate code ("ltoir"); needs no GPU.
 
     Parameters
     ----------
@@ -57,20 +57,21 @@ def compile_ptx(kernel, signature, threads, cc):
         Threads of a block: the compiler shares the registers out among them.
     cc : tuple
         Compute capability, (9, 0) say; (9, 0, "a") allows instructions that only this one has.
+    output : {"ptx", "ltoir"}
     """
     with _without_device(cc):
-        ptx, _ = cuda.compile(kernel, signature, device=False, abi="numba", cc=cc, output="ptx",
-                              launch_bounds=(threads, 1))
-    return ptx
+        code, _ = cuda.compile(kernel, signature, device=False, abi="numba", cc=cc, output=output,
+                               launch_bounds=(threads, 1))
+    return code
 
 
 def _architecture(cc):
     return "sm_" + "".join(map(str, cc))
 
 
-def entry_name(ptx):
-    """Name of the kernel in its PTX."""
-    return re.search(r"\.entry\s+([\w$]+)", ptx).group(1)
+def entry_name(cubin):
+    """Name of the one kernel in machine code: functions have no constant bank for parameters, a kernel has."""
+    return re.search(rb"\0\.nv\.constant0\.([\w$]+)\0", cubin).group(1).decode()
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Assembled:
     registers: int
     spill_bytes: int
     stack_bytes: int
+    messages: str
 
 
 def find_ptxas():
@@ -102,14 +104,21 @@ def assemble(ptx, cc):
             raise RuntimeError(f"ptxas: {done.stderr}")
         spills = re.findall(r"(\d+) bytes spill", done.stderr)
         return Assembled(target.read_bytes(), int(re.search(r"Used (\d+) registers", done.stderr).group(1)),
-                         sum(map(int, spills)), int(re.search(r"(\d+) bytes stack", done.stderr).group(1)))
+                         sum(map(int, spills)), int(re.search(r"(\d+) bytes stack", done.stderr).group(1)), done.stderr)
 
 
-def link(ptx, cc):
-    """Machine code of PTX, by nvJitLink or the driver, whichever numba-cuda would take."""
+def link(code, cc):
+    """Machine code of PTX or of intermediate code, by nvJitLink, and what it says of it.
+
+    PTX is assembled as a part of a program, whose other parts a kernel must be ready to meet: setmaxnreg is then
+    ignored, and wgmma serialised (C7504, C7512). Intermediate code is optimised as a whole.
+    """
     from cuda.core import Linker, LinkerOptions, ObjectCode
-    options = LinkerOptions(arch=_architecture(cc))
-    return bytes(Linker(ObjectCode.from_ptx(ptx.encode()), options=options).link("cubin").code)
+    is_ptx = isinstance(code, str)
+    part = ObjectCode.from_ptx(code.encode()) if is_ptx else ObjectCode.from_ltoir(code)
+    options = LinkerOptions(arch=_architecture(cc), link_time_optimization=None if is_ptx else True)
+    linker = Linker(part, options=options)
+    return bytes(linker.link("cubin").code), linker.get_info_log()
 
 
 @lru_cache(maxsize=None)
@@ -168,8 +177,9 @@ def compile_cubin(factory, args, threads, cc):
     kept = path and _read_cache(path)
     if kept:
         return kept
-    ptx = compile_ptx(*factory(*args), threads, cc)
-    name, cubin = entry_name(ptx), link(ptx, cc)
+    output = "ltoir" if isinstance(cc[-1], str) else "ptx"
+    cubin, _ = link(compile_kernel(*factory(*args), threads, cc, output), cc)
+    name = entry_name(cubin)
     if path:
         _write_cache(path, name, cubin)
     return name, cubin

@@ -12,10 +12,8 @@ from functools import lru_cache
 from .compile import SIMULATOR, compile_cubin, cuda, import_error
 
 MAX_DYNAMIC_SHARED = 8              # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-BUFFER_POINTER, BUFFER_SIZE, END = 1, 2, 0      # CU_LAUNCH_PARAM_*
 CAPABILITY = 75, 76, 97     # cudaDeviceAttr: ComputeCapabilityMajor, ...Minor, MaxSharedMemoryPerBlockOptin
 DEFAULT_SHARED = 48 * 1024          # what a block gets without asking
-TARGETS = {(9, 0): (9, 0, "a")}     # Hopper's own instructions have a target of their own
 
 
 @lru_cache(maxsize=None)
@@ -109,7 +107,11 @@ class Launcher:
         if shared_bytes > DEFAULT_SHARED:
             call_driver("cuFuncSetAttribute", self.function, MAX_DYNAMIC_SHARED, ctypes.c_int(shared_bytes))
         _, signature = factory(*args)
-        self.layout = struct.Struct("@" + "".join(map(_parameter_format, signature)))
+        codes = [code for type_ in signature for code in _parameter_codes(type_)]
+        self.layout = struct.Struct("@" + "".join(codes))
+        self.offsets = [struct.calcsize("@" + "".join(codes[:n + 1])) - struct.calcsize("@" + code)
+                        for n, code in enumerate(codes)]
+        self.pointers = ctypes.c_void_p * len(codes)
         self.is_array = [hasattr(type_, "ndim") for type_ in signature]
 
     def __call__(self, grid, args):
@@ -121,28 +123,22 @@ class Launcher:
                 flat += (0, 0, arg.size, arg.itemsize, arg.data.ptr, *arg.shape, *arg.strides)
             else:
                 flat.append(0 if arg is None else arg)
-        buffer = self.layout.pack(*flat)
-        size = ctypes.c_size_t(len(buffer))
-        extra = (ctypes.c_void_p * 5)(BUFFER_POINTER, ctypes.cast(buffer, ctypes.c_void_p), BUFFER_SIZE,
-                                      ctypes.addressof(size), END)
+        values = self.layout.pack(*flat)
+        start = ctypes.cast(values, ctypes.c_void_p).value
         call_driver("cuLaunchKernel", self.function, grid, 1, 1, *self.block, 1, self.shared_bytes,
-              cupy.cuda.get_current_stream().ptr, None, extra)
+                    cupy.cuda.get_current_stream().ptr, self.pointers(*[start + n for n in self.offsets]), None)
 
 
-def _parameter_format(type_):
-    """`struct` codes of one kernel parameter; `struct` aligns them as C does, and so the driver.
-
-    Tensor maps, 128 bytes at a multiple of 128, must come first.
-    """
+def _parameter_codes(type_):
+    """`struct` codes of the kernel parameters that Numba makes of one argument, and the driver finds by pointers."""
     if hasattr(type_, "ndim"):
         return "PPqqP" + "q" * (2 * type_.ndim)
-    return {"float32": "f", "float64": "d", "int64": "q", "none": "P", "tensor_map": "128s"}[str(type_)]
+    return [{"float32": "f", "float64": "d", "int64": "q", "none": "P", "tensor_map": "128s"}[str(type_)]]
 
 
 @lru_cache(maxsize=None)
 def _launcher(factory, args, block, shared_bytes, device):
-    cc = _capability(device)[0]
-    return Launcher(factory, args, block, shared_bytes, TARGETS.get(cc, cc))
+    return Launcher(factory, args, block, shared_bytes, getattr(factory, "target", _capability(device)[0]))
 
 
 def launch(factory, args, grid, block, shared_bytes, arguments):
@@ -151,7 +147,7 @@ def launch(factory, args, grid, block, shared_bytes, arguments):
     Parameters
     ----------
     factory, args, block, shared_bytes
-        As for `Launcher`.
+        As for `Launcher`. A factory whose kernels need instructions of one GPU only has it as its ``target``.
     grid : int
         Blocks.
     arguments : tuple

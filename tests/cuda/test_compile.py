@@ -56,7 +56,7 @@ def compiled(kernel, dtype, d, shape, need, cc=(9, 0)):
     options = {"softcap": need >= SCORE, "alibi": need >= SCORE, "bias": need >= PAIRS, "mask": need >= PAIRS}
     spec = Spec(dtype, tile.padded(d), tile.padded(d), **options, sinks=need > PLAIN)
     factory, _ = KERNELS[kernel]
-    ptx = compile.compile_ptx(*factory(tile, spec), tile.threads, cc)
+    ptx = compile.compile_kernel(*factory(tile, spec), tile.threads, cc)
     return ptx, compile.assemble(ptx, cc)
 
 
@@ -80,7 +80,7 @@ def test_other_gpus(kernel, cc):
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32, FLOAT64], ids=str)
 @pytest.mark.parametrize("has_dlse", [False, True])
 def test_delta(dtype, has_dlse):
-    ptx = compile.compile_ptx(*backward_parts.make_delta(32, 4, dtype, has_dlse), 128, (9, 0))
+    ptx = compile.compile_kernel(*backward_parts.make_delta(32, 4, dtype, has_dlse), 128, (9, 0))
     assert compile.assemble(ptx, (9, 0)).stack_bytes == 0
     assert dtype == FLOAT64 or not FLOAT64_ARITHMETIC.search(ptx)
 
@@ -96,5 +96,7 @@ def test_fits_into_an_h200(case):
 def test_links_without_a_gpu():
     tile = TileConfig(*FLOAT32_SHAPES["forward"][0][2])
     spec = Spec(FLOAT32, 64, 64)
-    ptx = compile.compile_ptx(*flash2.make_forward(tile, spec), tile.threads, (9, 0))
-    assert compile.link(ptx, (9, 0)).startswith(b"\x7fELF")
+    ptx = compile.compile_kernel(*flash2.make_forward(tile, spec), tile.threads, (9, 0))
+    cubin, _ = compile.link(ptx, (9, 0))
+    assert cubin.startswith(b"\x7fELF")
+    assert f".entry {compile.entry_name(cubin)}(" in ptx        # and not a function that the linker adds

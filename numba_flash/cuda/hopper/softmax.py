@@ -1,0 +1,92 @@
+"""The online softmax on fragments: what happens to each element of S, P and O, and to each row's m and l.
+
+The hardware's exponential is base 2, so ``exp(s - m) = 2^(s factor - m factor)`` with ``factor = log2(e)``, or
+``scale log2(e)`` for scores that have not been scaled yet: one multiply-add and one exponential an element.
+"""
+
+from math import inf
+
+from ..ptx.arithmetic import exp2, fma, log2, maximum, reciprocal
+from ..ptx.assembly import float32
+from ..ptx.fragments import elementwise, make_across_quad, make_fold_rows, rowwise
+from .config import LOG2_E
+
+
+@elementwise
+def hide(s, column, first, stop):
+    """-inf for the keys outside of [first, stop) of the row."""
+    return s if first <= column and column < stop else float32(-inf)
+
+
+@elementwise
+def probability(s, factor, base):
+    """exp(s - m), with ``base = m * factor``."""
+    return exp2(fma(s, factor, -base))
+
+
+@elementwise
+def scaled(x, alpha):
+    """alpha x."""
+    return x * alpha
+
+
+@elementwise
+def normalised(x, weight):
+    """x times the row's weight; a row without keys is 0, whatever hidden values have left in it."""
+    return x * weight if weight != float32(0) else float32(0)
+
+
+@rowwise
+def finite(m):
+    """m, or 0 where no key has been seen: -inf - -inf would be NaN."""
+    return m if m != float32(-inf) else float32(0)
+
+
+@rowwise
+def growth(m_old, m, factor):
+    """alpha = exp(m_old - m)."""
+    return exp2((m_old - m) * factor)
+
+
+@rowwise
+def product(x, y):
+    """x y, row by row."""
+    return x * y
+
+
+@rowwise
+def top(m, factor, sink):
+    """The larger of m and the sink, base 2."""
+    return maximum(m * factor, sink)
+
+
+@rowwise
+def total(l, m, factor, base, sink):
+    """Sum of a row's exponentials and its sink's, relative to base."""
+    return l * exp2(fma(m, factor, -base)) + exp2(sink - base)
+
+
+@rowwise
+def weight_of(m, factor, base, l):
+    """What O is multiplied by in the end; 0 for a row without keys."""
+    return exp2(fma(m, factor, -base)) * reciprocal(l) if l != float32(0) else float32(0)
+
+
+@rowwise
+def lse_of(l, base):
+    """Natural log of the row's sum."""
+    return (base + log2(l)) * float32(1 / LOG2_E) if l != float32(0) else float32(-inf)
+
+
+def plus(x, y):
+    """The function that sums fold."""
+    return x + y
+
+
+def larger(x, y):
+    """The function that maxima fold."""
+    return maximum(x, y)
+
+
+fold_max, fold_sum = make_fold_rows(larger), make_fold_rows(plus)
+across_max, across_sum = make_across_quad(larger), make_across_quad(plus)

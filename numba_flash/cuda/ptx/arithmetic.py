@@ -1,0 +1,37 @@
+"""Float32 arithmetic that Numba has no short form of."""
+
+from .assembly import float32, instruction
+
+
+@instruction("ex2.approx.ftz.f32 $0, $1;", float32, float32, pure=True)
+def exp2(x):
+    """2^x to two units in the last place; 0 for -inf. ISA: "Floating Point Instructions: ex2"."""
+
+
+@instruction("lg2.approx.ftz.f32 $0, $1;", float32, float32, pure=True)
+def log2(x):
+    """Base-2 logarithm; -inf for 0. ISA: "Floating Point Instructions: lg2"."""
+
+
+@instruction("rcp.approx.ftz.f32 $0, $1;", float32, float32, pure=True)
+def reciprocal(x):
+    """1 / x to one unit in the last place, and exact for powers of two. ISA: "Floating Point Instructions: rcp"."""
+
+
+@instruction("div.approx.ftz.f32 $0, $1, $2;", float32, float32, float32, pure=True)
+def quotient(x, y):
+    """x / y to two units in the last place. ISA: "Floating Point Instructions: div".
+
+    An exact division is a function call for rare operands, and a kernel that calls functions must not keep registers in
+    flight: the linker then serialises all its wgmma (C7509).
+    """
+
+
+@instruction("fma.rn.f32 $0, $1, $2, $3;", float32, float32, float32, float32, pure=True)
+def fma(x, y, z):
+    """``x * y + z``, rounded once. ISA: "Floating Point Instructions: fma"."""
+
+
+@instruction("max.f32 $0, $1, $2;", float32, float32, float32, pure=True)
+def maximum(x, y):
+    """The larger number; a NaN is passed over. ISA: "Floating Point Instructions: max"."""

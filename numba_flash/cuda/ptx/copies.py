@@ -1,0 +1,109 @@
+"""Tensor maps, the bulk tensor copies that read them, and shared memory.
+
+A tensor map describes an array in global memory, its strides, and the shape of the boxes that are copied from it. It
+is encoded on the host (`hopper.tensor_map`) and comes by value, as a kernel parameter of 128 bytes; the copies want
+its address. One thread starts a copy of a whole box; parts of the box outside of the array are read as zeros, and not
+written.
+
+All boxes here are 64 columns of 16 bits, 128 bytes, wide. In shared memory they have the 128-byte swizzle: the 16-byte
+unit u of row r lies at unit ``u ^ (r % 8)``, so that reads down a column touch all banks.
+"""
+
+from functools import lru_cache
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.extending import intrinsic, models, register_model
+
+from ..compile import device
+from .assembly import emit, instruction, int32, uint32, uint64
+
+SWIZZLE_ALIGNMENT = 1024        # bytes: 8 rows of 128, after which the swizzle repeats
+SHARED_SPACE = 3                # number of the address space in NVVM
+
+
+class TensorMapType(types.Type):
+    """Numba's type of a kernel parameter that is a tensor map."""
+
+    bytes = 128
+
+    def __init__(self):
+        super().__init__(name="tensor_map")
+
+
+tensor_map = TensorMapType()
+
+
+@register_model(TensorMapType)
+class _TensorMapModel(models.PrimitiveModel):
+    """A vector, as its natural alignment is its size: a parameter of 128 bytes at a multiple of 128."""
+
+    def __init__(self, manager, type_):
+        super().__init__(manager, type_, ir.VectorType(ir.IntType(64), 16))
+
+
+@lru_cache(maxsize=None)
+def make_parameter_address(index):
+    """Build ``parameter_address()``: the address of the kernel's parameter number `index`, which lies where it was put.
+
+    ``cvta.param``, ISA: "Data Movement and Conversion Instructions: cvta". To be called in the kernel itself, and where
+    all parameters before are tensor maps too: Numba makes several parameters of an array.
+    """
+    @intrinsic
+    def parameter_address(typing_context):
+        def codegen(context, builder, signature, args):
+            parameter = f"{builder.function.name}_param_{index}".replace("$", "$$")
+            text = f"{{ .reg .u64 at; mov.u64 at, {parameter}; cvta.param.u64 $0, at; }}"
+            return emit(builder, text, ir.IntType(64), ["=l"], [], [], pure=True)
+
+        return uint64(), codegen
+
+    return parameter_address
+
+
+@intrinsic
+def shared_memory(typing_context):
+    """Address of the block's dynamic shared memory, as the instructions take it: 32 bits in the shared space."""
+    def codegen(context, builder, signature, args):
+        memory = builder.module.globals.get("dynamic_shared_memory")
+        if memory is None:
+            memory = ir.GlobalVariable(builder.module, ir.ArrayType(ir.IntType(8), 0), "dynamic_shared_memory",
+                                       SHARED_SPACE)
+            memory.linkage = "external"
+            memory.align = SWIZZLE_ALIGNMENT
+        return builder.ptrtoint(memory, ir.IntType(32))
+
+    return uint32(), codegen
+
+
+@instruction("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+             "[$0], [$1, {$3, $4, $5, $6}], [$2];", None, uint32, uint64, uint32, int32, int32, int32, int32)
+def copy_to_shared(target, map_address, barrier, column, row, head, batch):
+    """Start to copy the box at (batch, head, row, column); the mbarrier counts its bytes. ISA: as `copy_to_global`."""
+
+
+@instruction("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$2, $3, $4, $5}], [$1];",
+             None, uint64, uint32, int32, int32, int32, int32)
+def copy_to_global(map_address, source, column, row, head, batch):
+    """Start to write the box at (batch, head, row, column) of the array. ISA: "cp.async.bulk.tensor"."""
+
+
+@instruction("cp.async.bulk.commit_group;", None)
+def commit_copies():
+    """Make a group of this thread's `copy_to_global` so far. ISA: "cp.async.bulk.commit_group"."""
+
+
+@instruction("cp.async.bulk.wait_group.read 0;", None)
+def wait_copies_read():
+    """Wait until this thread's groups no longer need their shared memory. ISA: "cp.async.bulk.wait_group"."""
+
+
+@instruction("prefetch.tensormap [$0];", None, uint64)
+def prefetch_tensor_map(map_address):
+    """Fetch a tensor map before the first copy needs it. ISA: "prefetch"."""
+
+
+@device
+def swizzled(box, row, unit):
+    """Address of a 16-byte unit of a row of a box."""
+    return box + row * 128 + ((unit ^ (row & 7)) << 4)
