@@ -71,8 +71,8 @@ def _import_cupy(name):
     try:
         import cupy
     except ImportError as error:
-        raise ImportError(f"{name} is on a GPU, which needs CuPy: pip install 'numba_flash[cuda13]' "
-                          f"(or cuda12)") from error
+        raise ImportError(f"{name} is on a GPU, which needs CuPy: pip install cupy-cuda13x "
+                          f"(or cupy-cuda12x)") from error
     return cupy
 
 

@@ -66,7 +66,7 @@ def judge(answer, do, q, k, v, *, dlse=None, need=(), **options):
     Parameters
     ----------
     answer : sequence of arrays
-        o, lse, dq, dk, dv and, as `need` says, dbias and dsinks.
+        o, lse, dq, dk, dv and, as `need` says, dbias and dsinks; or the first few of these.
     do, q, k, v, dlse, need, **options
         What `standard_attention_backward` takes.
 
@@ -91,7 +91,7 @@ def judge(answer, do, q, k, v, *, dlse=None, need=(), **options):
                               flash_attention_2_backward(do, q, k, v, o, lse, dtype="input", **backward)))
     absolute = _roundings(oracle[0], do, q, k, v, options.get("scale"))
     return {name: error_and_limit(got, right, rough, q.dtype, 2 if name in ("o", "lse") else 3, absolute[name])
-            for name, got, right, rough in zip(names, answer, oracle, naive, strict=True)}
+            for name, got, right, rough in zip(names, answer, oracle, naive)}
 
 
 def _roundings(o, do, q, k, v, scale):
