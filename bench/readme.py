@@ -19,15 +19,19 @@ def read(name):
 
 def cpu_figures(result):
     """Speed of the CPU engine beside its peers."""
-    rows = [(row["direction"], row["shape"].replace(",", ", "), row["mask"], round(row["numba_flash GFLOP/s"]),
-             round(row["torch GFLOP/s"]), round(row["numpy GFLOP/s"]), f"{row['of torch']:.2f}",
-             f"{row['of numpy']:.1f}") for row in result["rows"]]
+    def cell(row, name, digits):
+        return f"{row[name]:.{digits}f}" if name in row else "-"      # a peer that was not there
+
+    rows = [(row["direction"], row["shape"].replace(",", ", "), row["mask"],
+             *(cell(row, f"{name} GFLOP/s", 0) for name in ("numba_flash", "torch", "numpy")),
+             cell(row, "of torch", 2), cell(row, "of numpy", 1)) for row in result["rows"]]
     memory = result["memory"]
+    versions = result["versions"]
     return f"""### On a CPU, float32
 
-GFLOP/s on {result["threads"]} cores of {result["cpu"]}, {result["date"]}, beside PyTorch
-{result["versions"]["torch"]} and
-the formula written in NumPy {result["versions"]["numpy"]}, all in one run:
+GFLOP/s on {result["threads"]} cores of {result["cpu"]}, {result["date"]}, beside
+PyTorch {versions.get("torch", "(not there)")} and the formula written in NumPy {versions["numpy"]}, all in one run.
+Causal attention counts half of the operations.
 
 {markdown(("", "batch, heads, n, d", "mask", "numba_flash", "PyTorch", "NumPy", "of PyTorch", "of NumPy"), rows)}
 
@@ -46,7 +50,7 @@ def gpu_figures(result):
     host = result["host_us"]
     return f"""### On a GPU, float32
 
-TFLOP/s on one {result["gpu"].split(",")[0]}, {result["date"]}, 2048 / d heads, n = 4096, batch 4, beside PyTorch
+TFLOP/s on one {result["gpu"].split(",")[0]}, {result["date"]}, 2048 / d heads, n 4096, batch 4, beside PyTorch
 {result["versions"]["torch"]}'s memory-efficient attention (the fused kernel that it has for float32):
 
 {markdown(("", "d", "mask", "standard", "flash1", "flash2", "PyTorch", "flash2 of PyTorch"), rows)}

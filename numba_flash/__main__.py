@@ -3,6 +3,7 @@
 import argparse
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 
 def main(arguments=None):
@@ -46,7 +47,7 @@ def main(arguments=None):
             run_demo(Settings(**{setting.name: getattr(arguments, setting.name) for setting in fields(Settings)}),
                      arguments.plot)
         except (ValueError, OSError) as error:       # a size that can't be, a file that isn't there or isn't text
-            parser.error(str(error))
+            demo.error(str(error))
     return 0
 
 
@@ -54,10 +55,18 @@ def run_demo(settings, plot=None):
     """Train on the GPU if there is one, print what came out, and draw the losses."""
     from . import demo
     from .check import gpu_trouble
+    from .engines import NAMES
 
-    if plot:
-        import matplotlib                                    # missing? say so before the training, not after it
+    if settings.attention not in ("auto", "reference", *NAMES):
+        raise ValueError(f"--attention must be auto, reference, {', '.join(NAMES)}, got {settings.attention}")
+    if plot:                         # what would fail after the training fails before it
+        try:
+            import matplotlib
+        except ImportError:
+            raise ValueError('--plot needs matplotlib: pip install ".[bench]"') from None
         matplotlib.use("Agg")
+        if not Path(plot).resolve().parent.is_dir():
+            raise ValueError(f"--plot must name a file in a folder that exists, got {plot}")
     if gpu_trouble() is None:
         import cupy as xp
     else:

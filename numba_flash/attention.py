@@ -16,8 +16,8 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
 
     The scores of a row are ``s = scale * q·k``, then ``softcap * tanh(s / softcap)``, then ALiBi and bias are added,
     and hidden keys are dropped; ``lse = log(sum_j exp(s_j) + exp(sink))`` and ``o = sum_j exp(s_j - lse) v_j``.
-    Computed as in FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1) by every engine but ``standard`` and
-    ``flash1``.
+    Computed as in FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1) by every engine but ``flash1`` and
+    ``standard``, which stores the n_q x n_k scores.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
     out : array of shape (batch, heads, n_q, d_v), optional
         Where to write o; it may not overlap an input.
     kernel : str
-        ``"auto"``, or an engine by name: ``cpu``, ``standard``, ``flash1``, ``flash2``.
+        ``"auto"``, or an engine by name: ``cpu``, ``standard``, ``flash1``, ``flash2``, ``hopper``.
     scale : float, optional
         Factor on q·k; default ``1 / sqrt(d)``.
     causal : bool or {"bottom_right", "top_left"}
@@ -51,21 +51,21 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
     softcap : float, optional
         Squash scores into (-softcap, softcap).
     alibi_slopes : array of shape (heads,) or (batch, heads), optional
-        Adds ``-slope * |i' - j|``.
+        Adds ``-slope * |i' - j|``. Any floating dtype.
     bias : array, optional
         Added to the scores, any floating dtype; broadcasts to (batch, heads, n_q, n_k). -inf hides a key.
     mask : array of bool, optional
         True where a query may attend; broadcasts likewise.
     sinks : array of shape (heads,), optional
-        One extra logit for each head that takes probability and gives nothing.
+        One extra logit for each head that takes probability and gives nothing. Any floating dtype.
 
     Returns
     -------
     o : array of shape (batch, heads, n_q, d_v)
         q's dtype, C-contiguous unless `out` was given. A row with no visible key is 0.
     lse : array of shape (batch, heads, n_q)
-        If `return_lse`. Natural logarithm, float32 (float64 for float64 inputs); -inf for a row with no visible key,
-        or its sink.
+        If `return_lse`. Natural logarithm, float32 (float64 for float64 inputs). For a row with no visible key it is
+        -inf, or the sink if there is one.
 
     Raises
     ------
@@ -110,7 +110,7 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, need=(), deterministic
         What ``attention(..., return_lse=True)`` returned for the same arguments.
     dlse : array of shape (batch, heads, n_q), optional
         Gradient arriving at lse.
-    need : sequence of {"bias", "sinks"}
+    need : {"bias", "sinks"}, or a sequence of them
         Further gradients to return; they come in this order.
     deterministic : bool
         Ask for results that repeat bit by bit.

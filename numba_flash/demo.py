@@ -272,7 +272,7 @@ def train(settings, xp=np, progress=True):
     adam = Adam(params, settings.learning_rate, settings.steps)
 
     data, start = batches(tokens[:split], settings, rng), time.perf_counter()
-    with tqdm(total=settings.steps, disable=not progress, unit="step") as bar:
+    with tqdm(total=settings.steps, disable=not progress, unit="step", mininterval=0.5) as bar:
         for inputs, targets in data:
             grads = {}
             logits, pullback = forward(xp.asarray(inputs), params, settings, attend, grads)
@@ -281,7 +281,8 @@ def train(settings, xp=np, progress=True):
             adam.update(params, grads)
             result.losses.append(float(loss))
             result.tokens_per_second = len(result.losses) * inputs.size / (time.perf_counter() - start)
-            bar.set_postfix_str(f"loss {result.losses[-1]:.3f}, {result.tokens_per_second:,.0f} tokens/s")
+            bar.set_postfix_str(f"loss {result.losses[-1]:.3f}, {result.tokens_per_second:,.0f} tokens/s",
+                                refresh=False)
             bar.update()
             if len(result.losses) == settings.steps:
                 break

@@ -259,4 +259,4 @@ def _broadcast(x, name, s_shape, rank, xp):
         return xp.broadcast_to(x, wanted)[(None,) * (4 - rank)]
     except ValueError:
         raise ValueError(f"{name} must broadcast to {wanted}, (batch, heads, n_q, n_k) less the axes that q lacks, "
-                         f"got {x.shape}") from None
+                         f"got {x.shape}; pass {name}[:, None, None, :] for one of shape (batch, n_k)") from None

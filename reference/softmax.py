@@ -1,4 +1,4 @@
-"""Three ways to a softmax, each reading its input once less than a careless one would.
+"""Three ways to a softmax: two passes that overflow, three that do not, and two that do not.
 
 The recurrence of `online_softmax` is what makes attention by tiles possible: it never needs to have
 seen the whole row.  All three follow Milakov and Gimelshein, "Online normalizer calculation for

@@ -109,7 +109,8 @@ def test_demo_refuses_a_short_text(tmp_path):
 
 @pytest.mark.parametrize("arguments, words", [
     (["--steps", "0"], "steps must be at least 1"), (["--heads", "3", "--dim", "8"], "multiple of heads"),
-    (["--text", "/nowhere/at/all"], "nowhere"), (["--attention", "none"], "kernel must be")])
+    (["--text", "/nowhere/at/all"], "nowhere"), (["--attention", "none"], "reference, cpu, standard"),
+    (["--plot", "/nowhere/at/all.png"], "--plot")])
 def test_demo_says_what_is_wrong(arguments, words, capsys):
     with pytest.raises(SystemExit):
         main(["demo", *arguments])

@@ -9,7 +9,7 @@ Changed from the last step (`standard`): one kernel in the place of five passes 
 
 Reads and writes of global memory: K and V once; Q, O, m and l once per K/V tile, n_k / block_n times.
 
-Time on H200: float32, n 4096, forward: 11.4 TFLOP/s at d 64 (128 heads for 132 processors), 7.3 at d 128 (64 heads).
+Time on H200: float32, n 4096, forward: about 11.5 TFLOP/s at d 64 (128 heads, 132 processors), 7.3 at d 128 (64 heads).
 
 Extra memory: m and l, and for 16-bit arrays O in float32.
 """

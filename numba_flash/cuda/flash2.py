@@ -8,7 +8,7 @@ Changed from the last step (`flash1`): the two loops changed places; O, m and l 
 
 Reads and writes of global memory: Q once, O and lse once; K and V once per query tile, n_q / block_m times.
 
-Time on H200: float32, n 4096, forward: 31.7 TFLOP/s at d 64, 32.3 at d 128 (PyTorch's memory-efficient attention:
+Time on H200: float32, n 4096, forward: about 32 TFLOP/s at d 64 and 128 (PyTorch's memory-efficient attention:
 35.2, 45.3).
 """
 

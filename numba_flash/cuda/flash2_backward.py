@@ -9,7 +9,7 @@ atomics: gradients are the same bits in every run.
 
 Reads and writes of global memory: Q, dO once per K/V tile; K, V once per query tile; dQ, dK, dV are written once.
 
-Time on H200: float32, n 4096, backward: 24.9 TFLOP/s at d 64, 24.2 at d 128 (PyTorch's memory-efficient attention:
+Time on H200: float32, n 4096, backward: about 25 TFLOP/s at d 64, 24 at d 128 (PyTorch's memory-efficient attention:
 35.0, 36.6).
 """
 
