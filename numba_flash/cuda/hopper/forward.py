@@ -92,6 +92,7 @@ def make_forward(tile, spec):
     """
     layout = Layout(tile, spec)
     block_m, block_n, stages, consumers = tile.block_m, tile.block_n, tile.stages, tile.consumers
+    take_turns = tile.take_turns
     k_bytes, v_bytes, qo_bytes, d, d_v = layout.k_bytes, layout.v_bytes, layout.qo_bytes, spec.d, spec.d_v
     k_offset, v_offset, barriers, q_bytes = layout.k, layout.v, layout.barriers, layout.q_bytes
     q_boxes, v_boxes = round_up(d, BOX) // BOX, round_up(d_v, BOX) // BOX
@@ -226,7 +227,7 @@ def make_forward(tile, spec):
                 s = score_tile(s, j, row, column, slope, scale, cap, band, all_first, all_stop)
                 p, m, l, alpha = online_softmax(s, m, l, factor)
                 p16 = pack16(p)
-                if consumer == 0:
+                if take_turns and consumer == 0:
                     barrier_arrive(TURN + 1, 2 * WARPGROUP)         # the other begins
 
                 for step in range(1, steps):
@@ -234,13 +235,15 @@ def make_forward(tile, spec):
                     j += block_n
                     # S = Q K^T, of the next tile
                     wait_for(shared + k_full + 8 * next_stage, next_phase)
-                    barrier_sync(TURN + consumer, 2 * WARPGROUP)
+                    if take_turns:
+                        barrier_sync(TURN + consumer, 2 * WARPGROUP)
                     s = multiply_qk(undefined_s(), q_tile, shared + k_offset + next_stage * k_bytes)
 
                     # O = alpha O + P V, of this one
                     wait_for(shared + v_full + 8 * stage, phase)
                     o = multiply_pv(o, p16, shared + v_offset + stage * v_bytes)
-                    barrier_arrive(TURN + 1 - consumer, 2 * WARPGROUP)
+                    if take_turns:
+                        barrier_arrive(TURN + 1 - consumer, 2 * WARPGROUP)
 
                     # mask, online softmax: m, alpha, P, l
                     s = wait_all_but_one(s)
