@@ -3,7 +3,8 @@
 A task is one tile of queries (Q_i) of one head; it goes through the keys and values in tiles (K_j, V_j). Everything is
 done on transposed tiles, S^T = K Q^T and O^T = V^T P^T, with queries along the vector registers: the softmax then never
 needs a sum or a maximum across a register, K_j and V_j are multiplied as they lie in memory, and P^T comes out of the
-softmax as the next multiply wants it. A *panel* is a tile's part one block of registers wide: its S^T stays in L1.
+softmax as the next multiply wants it. A *panel* is as many queries of a tile as a block of registers is wide (two
+vectors): its S^T stays in L1.
 """
 
 from math import exp as scalar_exp
@@ -108,7 +109,7 @@ def forward(q, k, v, o, lse, alibi_slopes, bias, mask, sinks, scale, softcap, of
 
 @njit
 def _panel_keys(i, i_stop, j, j_stop, offset, left, right):
-    """Rows of a key tile that the queries of a panel see, as (first, number), from a whole block on."""
+    """Which rows of a key tile the queries of a panel see: the first, rounded down to a whole block, and how many."""
     first, stop = seen_keys(i, i_stop, offset, left, right, j_stop)
     row = max(first - j, 0) // ROWS * ROWS
     return row, stop - j - row

@@ -100,6 +100,7 @@ def make_forward(tile, spec):
 
         q_tile, k_tile, v_tile, p_tile = q_shared(), k_shared(), v_shared(), p_shared()
         strip = strip_shared()
+        # this thread's micro-tiles, in registers
         s = cuda.local.array((rows, cols), real)
         acc = cuda.local.array((rows, o_cols), real)
         m = cuda.local.array((rows, 1), real)
@@ -119,7 +120,8 @@ def make_forward(tile, spec):
             cuda.syncthreads()      # or a fast thread overwrites K, V or P, which others still multiply
             strange = (load_tile(k_tile, d, k_head, j_first, thread, threads)
                        | load_tile(v_tile, d_v, v_head, j_first, thread, threads))
-            # without this barrier a fast thread would multiply tiles that others haven't filled yet
+            # without this barrier a fast thread would multiply tiles that others haven't filled yet;
+            # strange: does any thread of the block hold a NaN or an Inf?
             strange = cuda.syncthreads_or(int32(strange))
 
             # S = Q K^T
@@ -137,6 +139,7 @@ def make_forward(tile, spec):
             for r in range(rows):
                 strip[ty + r * threads_m, tx] = row_max(s, r)
             cuda.syncthreads()      # or a row's max is taken of entries that its other threads haven't written yet
+            # P = -1 marks a hidden pair for `multiply_nn_seen`, which leaves it out: 0 * NaN would be NaN
             guarded = checked and strange != 0
             hidden_p = real(-1) if guarded else real(0)
             for r in range(rows):
