@@ -176,6 +176,7 @@ def gpu_trouble():
 
 
 def gpu_names():
+    """Yield a line about each CUDA device."""
     import cupy
 
     for i in range(cupy.cuda.runtime.getDeviceCount()):

@@ -91,6 +91,7 @@ def backward(q, k, v, do, o, lse, dlse, dq, dk, dv, dk_sums, dv_sums, dsink_part
 
 @njit
 def apply_slope(ds, slope):
+    """From the gradient at capped scores to that at the scores before: in place, element by element."""
     for r in range(ds.shape[0]):
         for c in range(0, ds.shape[1], width(ds)):
             store(load_row(ds, r, c) * load_row(slope, r, c), ds, r, c)

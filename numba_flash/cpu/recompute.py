@@ -32,6 +32,7 @@ def tiles_elements(block_m, block_n, d, d_v, itemsize):
 
 @njit
 def take_queries(scratch, block_m, d, d_v):
+    """Tiles for the rows of one query tile, from scratch memory; and the rest of the memory."""
     q, rest = take(scratch, block_m, d)
     q_t, rest = take(rest, d, block_m)
     do, rest = take(rest, block_m, d_v)
@@ -44,6 +45,7 @@ def take_queries(scratch, block_m, d, d_v):
 
 @njit
 def take_pairs(scratch, block_m, block_n, d, d_v):
+    """Tiles for one key tile and its scores, from scratch memory; and the rest of the memory."""
     k, rest = take(scratch, block_n, d)
     v, rest = take(rest, block_n, d_v)
     p, rest = take(rest, block_n, block_m)

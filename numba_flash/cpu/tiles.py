@@ -158,6 +158,7 @@ def scale_by(tile, factor):
 
 @njit
 def fill(tile, value):
+    """Set every element of a tile."""
     for r in range(tile.shape[0]):
         row_of(tile, r)[:] = value
 
