@@ -66,9 +66,25 @@ A call at (1, 1, 128, 64) keeps the host busy for {host["flash2 forward"]:.0f} Â
 """
 
 
+def hopper_figures(result):
+    """The hopper engine beside cuDNN."""
+    lengths = sorted({row["n"] for row in result["rows"]})
+    found = {(row["d"], row["mask"], row["n"]): row for row in result["rows"]}
+    rows = [(d, mask, *(f"{found[d, mask, n]['hopper TFLOP/s']} ({found[d, mask, n]['hopper / cudnn']:.2f})"
+                        for n in lengths)) for d, mask, n in found if n == lengths[0]]
+    return f"""### On Hopper, bfloat16, forward
+
+TFLOP/s on one {result["gpu"].split(",")[0]}, {result["date"]}, and in parentheses the share of cuDNN {result["cudnn"]}
+in the same run; 2048 / d heads, 16384 / n batches. The errors against float64 are within 0.3 % of cuDNN's.
+
+{markdown(("d", "mask", *(f"n {n}" for n in lengths)), rows)}
+"""
+
+
 def figures():
     """All figures, as they stand in the README."""
-    return f"{BEGIN}\n{cpu_figures(read('cpu'))}\n{gpu_figures(read('gpu'))}{END}"
+    parts = cpu_figures(read("cpu")), gpu_figures(read("gpu")), hopper_figures(read("hopper"))
+    return BEGIN + "\n" + "\n".join(parts) + END
 
 
 def main(path=ROOT / "README.md", quick=False):
