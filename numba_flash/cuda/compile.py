@@ -122,6 +122,22 @@ def link(code, cc):
 
 
 @lru_cache(maxsize=None)
+def why_no_compiler():
+    """Why kernels can't be compiled to machine code and looked at here, in words; None if they can. Needs no GPU."""
+    if cuda is None:
+        return f"numba.cuda can't be imported: {import_error}"
+    if SIMULATOR:
+        return "the simulator compiles nothing"
+    if find_ptxas() is None:
+        return 'there is no ptxas: pip install ".[compile]"'
+    try:
+        link(compile_kernel(lambda: None, (), 32, (8, 0)), (8, 0))
+    except Exception as error:      # NVVM, NVRTC or nvJitLink is missing, too old, or does not load
+        return f'the CUDA compiler does not work here ({str(error).splitlines()[0]}): pip install ".[compile]"'
+    return None
+
+
+@lru_cache(maxsize=None)
 def _source_hash():
     """Hash of all that decides what a factory with given arguments compiles to: our sources and the compilers."""
     digest = hashlib.sha256()

@@ -13,11 +13,7 @@ from numba_flash.cuda.config import FLOAT32_SHAPES, FLOAT64_SHAPES, PAIRS, PLAIN
 from numba_flash.cuda.memory import elements
 from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
-pytestmark = [
-    pytest.mark.skipif(compile.cuda is None, reason=f"numba.cuda can't be imported: {compile.import_error}"),
-    pytest.mark.skipif(compile.SIMULATOR, reason="the simulator compiles nothing"),
-    pytest.mark.skipif(compile.find_ptxas() is None, reason="no ptxas: install nvidia-cuda-nvcc"),
-]
+pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
 
 
 def dbias(tile, spec):

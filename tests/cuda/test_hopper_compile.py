@@ -8,11 +8,7 @@ from numba_flash.cuda import compile
 from numba_flash.cuda.hopper import config
 from numba_flash.problem import BFLOAT16, FLOAT16
 
-pytestmark = [
-    pytest.mark.skipif(compile.cuda is None, reason=f"numba.cuda can't be imported: {compile.import_error}"),
-    pytest.mark.skipif(compile.SIMULATOR, reason="the simulator compiles nothing"),
-    pytest.mark.skipif(compile.find_ptxas() is None, reason="no ptxas: install nvidia-cuda-nvcc"),
-]
+pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
 SIZES = tuple(config.BLOCK_N)
 ALL = {"hook": True, "softcap": True, "alibi": True, "sinks": True}
 SPECS = [
