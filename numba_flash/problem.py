@@ -3,11 +3,13 @@
 `attention.py` builds a `Problem` (numbers and flags) and its `Operands` (arrays); engines read both and check nothing.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from .scores import seen_keys
 
 FLOAT16, FLOAT32, FLOAT64 = (np.dtype(t) for t in (np.float16, np.float32, np.float64))
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -144,3 +146,32 @@ class Gradients:
     dv: Any
     dbias: Any = None
     dsinks: Any = None
+
+
+def without_unseen_keys(problem, operands):
+    """The same problem on the keys between the first and the last that the band shows to any query.
+
+    For engines that multiply what they load: a key that no row sees, padding say, is then never loaded.
+
+    Parameters
+    ----------
+    problem : Problem
+    operands : Operands
+
+    Returns
+    -------
+    problem : Problem
+        With another n_k and offset. It keeps a key at least.
+    operands : Operands
+        Views.
+    """
+    first, stop = seen_keys(0, problem.n_q, problem.offset, problem.left, problem.right, problem.n_k)
+    first = min(first, problem.n_k - 1)
+    stop = max(stop, first + 1)
+    if (first, stop) == (0, problem.n_k):
+        return problem, operands
+    keys = {name: getattr(operands, name)[:, :, first:stop] for name in ("k", "v")}
+    pairs = {name: getattr(operands, name)[..., first:stop] for name in ("bias", "mask")
+             if getattr(operands, name) is not None}
+    return (replace(problem, n_k=stop - first, offset=problem.offset - first),
+            replace(operands, **keys, **pairs))

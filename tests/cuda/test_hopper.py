@@ -148,3 +148,13 @@ def test_what_it_cannot_do(change, words):
     _, q, k, v = (ENGINE.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
     with pytest.raises(ValueError, match=words):
         nf.attention(q, k, v, kernel="hopper")
+
+
+@pytest.mark.parametrize("options", [{"causal": "top_left"}, {"window": (3, 2)}], ids=str)
+def test_keys_that_no_query_sees_never_leak(options):
+    do, q, k, v = problem(n_q=20, n_k=150, d=64, dtype=BFLOAT16)
+    clean = ENGINE.attention(q, k, v, **options)
+    hidden = slice(20, None) if "causal" in options else slice(0, 127)
+    k[:, :, hidden], v[:, :, hidden] = np.nan, np.nan
+    for got, right in zip(ENGINE.attention(q, k, v, **options), clean):
+        np.testing.assert_array_equal(got, right)

@@ -10,12 +10,11 @@
 Arrays that TMA can't address (a base or a stride that is no multiple of 16 bytes, elements of a row that are not
 neighbours, strides that are zero or negative) are copied first. A view of (batch, n, heads, d) data is not.
 
-Tensor cores multiply the value row of a hidden key by zero. Where it holds a NaN or Inf, and another query of the same
-128 sees it, or its tile is loaded for another key, the NaN comes through. Keys past n_k never do, nor do tiles of keys
-that no query of the 128 sees.
+Tensor cores multiply the value row of a hidden key by zero. Where it holds a NaN or Inf, and its tile is loaded since
+some of 128 queries see keys of it, the NaN comes through to all of the 128. Keys that no query sees are never loaded.
 """
 
-from ...problem import BFLOAT16, FLOAT16
+from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
 from ..compile import SIMULATOR, cuda
 from ..launch import capability, why_no_device
 
@@ -56,10 +55,5 @@ def _why_not(problem, backward):
 
 
 def forward(problem, operands, o, lse):
-    """Fill o and lse."""
-    run(problem, operands, o, lse)
-
-
-def backward(problem, operands, do, dlse, o, lse, grads):
-    """Never called: `why_not` says so."""
-    raise NotImplementedError("hopper has no backward pass yet")
+    """Fill o and lse. There is no `backward` yet, and `why_not` says so."""
+    run(*without_unseen_keys(problem, operands), o, lse)
