@@ -88,42 +88,53 @@ def worst(names, judgement):
                 for name, (error, limit) in judgement.items() if name in names), default=None)
 
 
+def places():
+    """Yield (engine, place) for all that can be tried here; place is "cpu", "gpu" or "simulator"."""
+    on_gpu = gpu_trouble() is None
+    for name in engines.NAMES:
+        if name in engines.ON_CPU:
+            yield name, "cpu"
+        if name in engines.ON_GPU and engines.simulated() and name != "standard":
+            yield name, "simulator"
+        elif name in engines.ON_GPU and on_gpu:
+            yield name, "gpu"
+
+
+def put(x, place):
+    """An array where an engine at that place wants it; anything else as it is."""
+    if place != "gpu" or not isinstance(x, np.ndarray):
+        return x
+    import cupy
+
+    return cupy.asarray(x)
+
+
+def check_one(name, place, problem, problems):
+    """Run one engine on one problem and print a line of the table; return whether it is wrong."""
+    arrays, options = make(problem, problems)
+    try:
+        answer, forward, backward = run(name, [put(x, place) for x in arrays],
+                                        {key: put(x, place) for key, x in options.items()})
+    except ValueError as error:
+        print(f"{name:10}{problem:10}   not its problem: {str(error).split(': ', 1)[-1].split(';')[0]}")
+        return False
+    judgement = judge(answer, *arrays, need=need_of(options), **options)
+    ratios = [worst(names, judgement) for names in (("o", "lse"), ("dq", "dk", "dv", "dbias", "dsinks"))]
+    wrong = not max(ratio for ratio in ratios if ratio is not None) <= 1
+    cells = (f"{'-':>{width}}" if value is None else f"{value:{width}.2f}" for width, value in (
+        (10, ratios[0]), (11, ratios[1]), (12, forward * 1e3), (13, backward and backward * 1e3)))
+    print(f"{name:10}{problem:10}{''.join(cells)}   {place}{'   WRONG' if wrong else ''}", flush=True)
+    return wrong
+
+
 def check():
     """Run every engine that can run here against the reference and print a table; return the number of faults."""
-    on_gpu, to_device = gpu_trouble() is None, None
-    if on_gpu:
-        import cupy
-
-        to_device = cupy.asarray
     print(f"{'engine':10}{'problem':10}{'o, lse':>10}{'gradients':>11}{'forward ms':>12}{'backward ms':>13}   "
           "(error / allowed error: at most 1 is right)")
     faults = 0
-    for name in engines.NAMES:
-        for side, table in (("cpu", engines.ON_CPU), ("gpu", engines.ON_GPU)):
-            simulated = side == "gpu" and engines.simulated()
-            if name not in table or side == "gpu" and not (on_gpu or simulated and name != "standard"):
-                continue
-            problems = SIMULATED_PROBLEMS if simulated else PROBLEMS
-            for problem in problems:
-                arrays, options = make(problem, problems)
-                placed, placed_options = arrays, options
-                if side == "gpu" and not simulated:
-                    placed = [to_device(x) for x in arrays]
-                    placed_options = {key: to_device(x) if isinstance(x, np.ndarray) else x
-                                      for key, x in options.items()}
-                try:
-                    answer, forward, backward = run(name, placed, placed_options)
-                except ValueError as error:
-                    print(f"{name:10}{problem:10}   not its problem: {str(error).split(': ', 1)[-1].split(';')[0]}")
-                    continue
-                judgement = judge(answer, *arrays, need=need_of(options), **options)
-                ratios = [worst(names, judgement) for names in (("o", "lse"), ("dq", "dk", "dv", "dbias", "dsinks"))]
-                wrong = not max(ratio for ratio in ratios if ratio is not None) <= 1
-                faults += wrong
-                cells = (f"{'-':>{width}}" if value is None else f"{value:{width}.2f}" for width, value in (
-                    (10, ratios[0]), (11, ratios[1]), (12, forward * 1e3), (13, backward and backward * 1e3)))
-                place = "simulator" if simulated else side
-                print(f"{name:10}{problem:10}{''.join(cells)}   {place}{'   WRONG' if wrong else ''}", flush=True)
+    for name, place in places():
+        problems = SIMULATED_PROBLEMS if place == "simulator" else PROBLEMS
+        faults += sum(check_one(name, place, problem, problems) for problem in problems)
     print("every engine is right" if not faults else f"{faults} wrong")
     return faults
 

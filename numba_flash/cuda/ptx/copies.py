@@ -98,11 +98,6 @@ def wait_copies_read():
     """Wait until this thread's groups no longer need their shared memory. ISA: "cp.async.bulk.wait_group"."""
 
 
-@instruction("prefetch.tensormap [$0];", None, uint64)
-def prefetch_tensor_map(map_address):
-    """Fetch a tensor map before the first copy needs it. ISA: "prefetch"."""
-
-
 @device
 def swizzled(box, row, unit):
     """Address of a 16-byte unit of a row of a box."""
