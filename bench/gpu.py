@@ -13,21 +13,11 @@ from numba_flash import attention, attention_backward, engines
 from numba_flash.check import gpu_names
 from reference.tolerance import judge
 
-from .measure import flops, in_turn, table, wall_seconds, write
+from .measure import bytes_beyond_answer, event_seconds, flops, in_turn, table, wall_seconds, write
 
 HIDDEN, TOKENS = 2048, 16384          # heads * d, batch * n
 KERNELS = [name for name in engines.ON_GPU if name != "hopper"]      # which has no float32
 MEMORY_LENGTHS = (2048, 4096, 8192, 16384)
-
-
-def event_seconds(call):
-    """Seconds on the device's clock."""
-    start, stop = cp.cuda.Event(), cp.cuda.Event()
-    start.record()
-    call()
-    stop.record()
-    stop.synchronize()
-    return cp.cuda.get_elapsed_time(start, stop) * 1e-3
 
 
 def normal(*shape):
@@ -102,12 +92,7 @@ def memory():
         do, q, k, v = normal(4, 1, 4, n, 64)
         for kernel in KERNELS:
             for direction, call in zip(("forward", "backward"), calls(kernel, do, q, k, v, False)):
-                pool = cp.cuda.MemoryPool()
-                with cp.cuda.using_allocator(pool.malloc):
-                    answer = call()
-                    outputs = sum(x.nbytes for x in (answer if isinstance(answer, tuple) else (answer,)))
-                    row[f"{kernel} {direction}"] = (pool.total_bytes() - outputs) / 2**20
-                    del answer
+                row[f"{kernel} {direction}"] = bytes_beyond_answer(call) / 2**20
         rows.append(row)
     return rows
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 
 
-def flops(batch, heads, n_q, n_k, d, d_v=None, *, causal=False, backward=False):
+def flops(batch, heads, n_q, n_k, d, d_v=None, *, causal=False, left=None, backward=False):
     """Operations that attention has to do, a multiplication and an addition counted apart.
 
     Parameters
@@ -21,6 +21,8 @@ def flops(batch, heads, n_q, n_k, d, d_v=None, *, causal=False, backward=False):
     causal : bool
         Count the pairs that bottom-right causal attention sees, as is usual without the diagonal's half:
         ``n * n / 2`` for n_q = n_k = n.
+    left : int, optional
+        Of these, only pairs at most so far apart, as with ``window=(left, 0)``.
     backward : bool
         Five products of a tile (S, dP, dV, dK, dQ) instead of two (S, O): 2.5 times as many if d = d_v.
 
@@ -40,7 +42,14 @@ def flops(batch, heads, n_q, n_k, d, d_v=None, *, causal=False, backward=False):
     if causal:
         rows = min(n_q, n_k)                                 # rows above see nothing
         pairs = rows * (n_k - rows / 2)
+        if left is not None:                                 # row by row, 1 + 2 + ... more keys are too far back
+            pairs -= _triangle(n_k - 1 - left) - _triangle(n_k - rows - 1 - left)
     return batch * heads * pairs * 2 * (3 * d + 2 * d_v if backward else d + d_v)
+
+
+def _triangle(n):
+    """1 + 2 + ... + n."""
+    return max(n, 0) * (n + 1) / 2
 
 
 def in_turn(calls, seconds_of, rounds):
@@ -75,6 +84,39 @@ def wall_seconds(call):
     return time.perf_counter() - start
 
 
+def event_seconds(call, repeats=1):
+    """Seconds of one call by the clock of CuPy's current device and stream, the mean of some in a row."""
+    import cupy as cp
+
+    start, stop = cp.cuda.Event(), cp.cuda.Event()
+    start.record()
+    for _ in range(repeats):
+        call()
+    stop.record()
+    stop.synchronize()
+    return cp.cuda.get_elapsed_time(start, stop) * 1e-3 / repeats
+
+
+def batch_seconds(call, budget=0.01):
+    """`event_seconds` of as many calls in a row as take about `budget` seconds, 3 at least and 50 at most.
+
+    One more before them lets the host run ahead of the device, so that its own share of a call doesn't count.
+    """
+    repeats = max(3, min(50, int(budget / event_seconds(call, 2))))
+    call()
+    return event_seconds(call, repeats)
+
+
+def bytes_beyond_answer(call):
+    """Bytes that a call takes from a CuPy pool of its own, less those of the arrays that it returns."""
+    import cupy as cp
+
+    pool = cp.cuda.MemoryPool()
+    with cp.cuda.using_allocator(pool.malloc):
+        answer = call()
+        return pool.total_bytes() - sum(x.nbytes for x in (answer if isinstance(answer, tuple) else (answer,)))
+
+
 def environment():
     """Machine, versions, commit and date."""
     versions = {}
@@ -107,15 +149,30 @@ def _cpu():
 
 def write(path, **content):
     """Store a measurement with its circumstances."""
+    _write_json(path, {**environment(), **content})
+
+
+def write_part(path, name, **content):
+    """Store one part of a measurement with its own circumstances; other parts stay as an earlier run left them."""
+    parts = json.loads(Path(path).read_text()) if Path(path).is_file() else {}
+    _write_json(path, {**parts, name: {**environment(), **content}})
+
+
+def _write_json(path, content):
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps({**environment(), **content}, indent=1) + "\n")
+    Path(path).write_text(json.dumps(content, indent=1) + "\n")
     print(f"wrote {path}", file=sys.stderr)
 
 
 def table(rows, columns):
     """Print dictionaries as a table."""
-    cells = [[f"{row.get(column, ''):.2f}" if isinstance(row.get(column), float) else str(row.get(column, ""))
-              for column in columns] for row in rows]
+    cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells)]
     for line in (columns, *cells):
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)))
+
+
+def _cell(x):
+    if not isinstance(x, float):
+        return str(x)
+    return f"{x:.2f}" if x == 0 or abs(x) >= 0.01 else f"{x:.2e}"

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from textwrap import fill
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
@@ -17,11 +18,13 @@ def read(name):
     return json.loads((ROOT / "bench" / "results" / f"{name}.json").read_text())
 
 
+def cell(row, name, digits):
+    """A figure, or a dash for what was not measured."""
+    return f"{row[name]:.{digits}f}" if name in row else "-"
+
+
 def cpu_figures(result):
     """Speed of the CPU engine beside its peers."""
-    def cell(row, name, digits):
-        return f"{row[name]:.{digits}f}" if name in row else "-"      # a peer that was not there
-
     rows = [(row["direction"], row["shape"].replace(",", ", "), row["mask"],
              *(cell(row, f"{name} GFLOP/s", 0) for name in ("numba_flash", "torch", "numpy")),
              cell(row, "of torch", 2), cell(row, "of numpy", 1)) for row in result["rows"]]
@@ -66,19 +69,110 @@ A call at (1, 1, 128, 64) keeps the host busy for {host["flash2 forward"]:.0f} Â
 """
 
 
+def paragraph(*sentences):
+    """Words in lines of the README's width."""
+    return fill(" ".join(sentences), 120, break_on_hyphens=False) + "\n"
+
+
+def span(values, digits):
+    """The smallest and the largest, or the one."""
+    return " to ".join(dict.fromkeys(f"{x:.{digits}f}" for x in (min(values), max(values))))
+
+
+def peer(part):
+    """cuDNN, with versions."""
+    if "cudnn" not in part:
+        return "cuDNN (not there)"
+    return f"cuDNN {part['cudnn']} through PyTorch {part['versions']['torch']}"
+
+
+def beside_cudnn(rows, *labels):
+    """A table with a column for each n: TFLOP/s, and in parentheses the share of cuDNN."""
+    lengths = sorted({row["n"] for row in rows})
+    cells = {}
+    for row in rows:
+        key, text = tuple(row[label] for label in labels), cell(row, "hopper TFLOP/s", 0)
+        cells.setdefault(key, {})[row["n"]] = f"{text} ({cell(row, 'hopper / cudnn', 2)})"
+    return markdown((*labels, *(f"n {n}" for n in lengths)),
+                    [(*key, *(by_length.get(n, "-") for n in lengths)) for key, by_length in cells.items()]) + "\n"
+
+
+def hopper_speed(part):
+    means = ", ".join(f"{mean:.2f} in {dtype}" for dtype, mean in part["geometric mean"].items())
+    return paragraph(
+        f"TFLOP/s on one {part['gpu'].split(',')[0]}, {part['date']}, and in parentheses the share of {peer(part)} in",
+        "the same run; 2048 / d heads, 16384 / n batches.",
+        f"Geometric mean of the shares over d 64, 128 and 256: {means}." if means else ""
+    ) + "\n" + beside_cudnn(sorted(part["rows"], key=lambda row: (row["dtype"], row["d"])), "dtype", "d", "mask")
+
+
+def hopper_gqa(part):
+    return paragraph(
+        f"The same for 64 query heads on 8 key/value heads, bfloat16, d 128, batch 1, {part['date']}, {peer(part)}:"
+    ) + "\n" + beside_cudnn(part["rows"], "mask")
+
+
+def hopper_options(part):
+    header = "", "mask", "n", "hopper", "of plain", "FlexAttention", "hopper / FlexAttention"
+    return paragraph(
+        f"TFLOP/s with options, bfloat16, d 128, 16 heads, {part['date']}, beside PyTorch",
+        f"{part['versions'].get('torch', '(not there)')}'s compiled FlexAttention.",
+        "The window shows a query 1024 keys: only these count, and plain is causal attention there."
+    ) + "\n" + markdown(header, [
+        (row["option"], row["mask"], row["n"], cell(row, "hopper TFLOP/s", 0), cell(row, "of plain", 2),
+         cell(row, "flex TFLOP/s", 0), cell(row, "hopper / flex", 2)) for row in part["rows"]]) + "\n"
+
+
+def hopper_matmul(part):
+    one = part["rows"][0]
+    return paragraph(
+        f"A bfloat16 product of two {part['size']} x {part['size']} matrices runs at {one['matmul TFLOP/s']:.0f}",
+        f"TFLOP/s, attention at n {one['n']}, {one['mask']}, at",
+        " and ".join(f"{row['share']:.0%} of that for d {row['d']}" for row in part["rows"]) + f" ({part['date']}).")
+
+
+def hopper_error(part):
+    ratios = [row["hopper / cudnn"] for row in part["rows"] if "hopper / cudnn" in row]
+    factors = sorted({row["q factor"] for row in part["rows"]} - {1})
+    return paragraph(
+        f"The relative error against float64 is {span([row['hopper error'] for row in part['rows']], 4)} in bfloat16",
+        f"on {' and '.join(['normal inputs', *(f'with q {factor} times as large' for factor in factors)])}"
+        + (f", {span(ratios, 3)} times cuDNN's" if ratios else "") + f" ({part['date']}).")
+
+
+def hopper_host(part):
+    us = {row["call"]: f"{row['us']:.0f} Âµs" for row in part["rows"]}
+    words = {"torch default": "by the backend of its choice", "torch cudnn": "by cuDNN"}
+    theirs = ", ".join(f"{us[name]} {how}" for name, how in words.items() if name in us)
+    return paragraph(
+        f"A float16 call at (1, 1, 128, 64) keeps the host busy for {us['numba_flash auto']},",
+        f'{us["numba_flash hopper"]} with `kernel="hopper"`' + (f", PyTorch's for {theirs}" if theirs else ""),
+        f"({part['date']}).")
+
+
+def hopper_compile(part):
+    taken = {cache: [row["first call s"] for row in part["rows"] if row["cache"] == cache]
+             for cache in ("empty", "filled")}
+    return paragraph(
+        f"The first call in a process takes {span(taken['empty'], 1)} s more than a later one,",
+        f"{span(taken['filled'], 2)} s once the machine code is on disk; importing the engine takes",
+        f"{span([row['import s'] for row in part['rows']], 1)} s ({part['date']}).")
+
+
+def hopper_memory(part):
+    most = max(row["bytes"] for row in part["rows"])
+    return paragraph(
+        f"Beyond inputs, o and lse, a call at n {part['rows'][0]['n']} takes {most or 'no'} bytes ({part['date']}).")
+
+
+HOPPER_PARTS = {"speed": hopper_speed, "gqa": hopper_gqa, "options": hopper_options, "matmul": hopper_matmul,
+                "error": hopper_error, "host": hopper_host, "compile": hopper_compile, "memory": hopper_memory}
+
+
 def hopper_figures(result):
-    """The hopper engine beside cuDNN."""
-    lengths = sorted({row["n"] for row in result["rows"]})
-    found = {(row["d"], row["mask"], row["n"]): row for row in result["rows"]}
-    rows = [(d, mask, *(f"{found[d, mask, n]['hopper TFLOP/s']} ({found[d, mask, n]['hopper / cudnn']:.2f})"
-                        for n in lengths)) for d, mask, n in found if n == lengths[0]]
-    return f"""### On Hopper, bfloat16, forward
-
-TFLOP/s on one {result["gpu"].split(",")[0]}, {result["date"]}, and in parentheses the share of cuDNN {result["cudnn"]}
-in the same run; 2048 / d heads, 16384 / n batches. The errors against float64 are within 0.3 % of cuDNN's.
-
-{markdown(("d", "mask", *(f"n {n}" for n in lengths)), rows)}
-"""
+    """The hopper engine beside its peers: the parts that were measured."""
+    parts = [words(result[name]) for name, words in HOPPER_PARTS.items() if name in result]
+    return "\n".join(["### On Hopper, forward\n", *parts])
 
 
 def figures():

@@ -1,10 +1,12 @@
 """Operation counts and timing in turn."""
 
 import json
+import os
 
 import pytest
 
-from bench.measure import flops, in_turn, write
+from bench import measure
+from bench.measure import flops, in_turn, table, write, write_part
 from numba_flash.scores import visible
 
 
@@ -18,6 +20,13 @@ def test_flops_count_visible_pairs(n_q, n_k, causal):
         pairs -= min(n_q, n_k) / 2                           # by convention half of the diagonal
     assert flops(2, 3, n_q, n_k, 8, 5, causal=causal) == 2 * 3 * pairs * 2 * (8 + 5)
     assert flops(2, 3, n_q, n_k, 8, 5, causal=causal, backward=True) == 2 * 3 * pairs * 2 * (3 * 8 + 2 * 5)
+
+
+@pytest.mark.parametrize("n_q, n_k", [(1, 1), (5, 5), (3, 7), (7, 3)])
+@pytest.mark.parametrize("left", [0, 1, 2, 4, 100])
+def test_flops_count_the_keys_of_a_window(n_q, n_k, left):
+    pairs = sum(visible(i, j, n_k - n_q, left, 0) for i in range(n_q) for j in range(n_k)) - min(n_q, n_k) / 2
+    assert flops(2, 3, n_q, n_k, 8, causal=True, left=left) == 2 * 3 * pairs * 4 * 8
 
 
 def test_flops_by_convention():
@@ -41,3 +50,30 @@ def test_results_say_where_they_come_from(tmp_path):
     write(tmp_path / "x" / "y.json", rows=[1])
     stored = json.loads((tmp_path / "x" / "y.json").read_text())
     assert stored["rows"] == [1] and {"date", "commit", "versions", "cpu", "threads"} <= set(stored)
+
+
+def test_a_part_keeps_the_others_and_its_own_circumstances(tmp_path, monkeypatch):
+    path = tmp_path / "parts.json"
+    for name, commit in (("speed", "old"), ("error", "old"), ("speed", "new")):
+        monkeypatch.setenv("NUMBA_FLASH_COMMIT", commit)
+        write_part(path, name, rows=[commit])
+    stored = json.loads(path.read_text())
+    assert {name: (part["commit"], part["rows"]) for name, part in stored.items()} == {
+        "speed": ("new", ["new"]), "error": ("old", ["old"])}
+
+
+def test_a_part_may_go_nowhere():
+    write_part(os.devnull, "speed", rows=[1])
+
+
+@pytest.mark.parametrize("seconds, repeats", [(1.0, 3), (1e-3, 10), (1e-6, 50)])
+def test_batches_are_long_enough(seconds, repeats, monkeypatch):
+    done = []
+    monkeypatch.setattr(measure, "event_seconds", lambda call, repeats: done.append(repeats) or seconds)
+    assert measure.batch_seconds(lambda: done.append("ahead")) == seconds and done == [2, "ahead", repeats]
+
+
+def test_tables_show_small_figures(capsys):
+    table([{"a": 1.0, "b": 0.00216}, {"a": 10}], ["a", "b"])
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["a", "b"], ["1.00", "2.16e-03"], ["10"]]
