@@ -189,14 +189,14 @@ def _forward(call, out, kernel):
     problem, operands = call.problem, call.operands
     xp = arrays.namespace(operands.q)
     with arrays.on_device(operands.q):
-        engine = engines.choose(kernel, arrays.device(operands.q) is not None, problem)
+        engine = engines.choose(kernel, call.device, problem)
         if out is None:
             o = arrays.empty(xp, problem.o_shape, problem.dtype)
             out = call.drop_axes(o)
         else:
             o = _check_out(call, out)
         lse = arrays.empty(xp, problem.lse_shape, problem.accumulator)
-        if 0 in problem.s_shape:
+        if problem.is_empty:
             o[...] = 0
             lse[...] = -math.inf if operands.sinks is None else operands.sinks[:, None]
         else:
@@ -223,13 +223,13 @@ def _backward(call, do, o, lse, dlse, need, deterministic, kernel):
             raise ValueError(f"need must name 'bias' or 'sinks', got {name!r}")
         if name not in call.given:
             raise ValueError(f"need={name!r} asks for the gradient of an option that was not given; pass {name}=")
-    problem = replace(call.problem, deterministic=bool(deterministic))
+    problem = replace(call.problem, deterministic=True) if deterministic else call.problem
     operands, dtype, accumulator = call.operands, problem.dtype, problem.accumulator
     xp = arrays.namespace(operands.q)
     do, o = (call.adopt(x, name, problem.o_shape, (dtype,)) for x, name in ((do, "do"), (o, "o")))
     lse = call.adopt(lse, "lse", problem.lse_shape, (accumulator,))
     with arrays.on_device(operands.q):
-        engine = engines.choose(kernel, arrays.device(operands.q) is not None, problem, backward=True)
+        engine = engines.choose(kernel, call.device, problem, backward=True)
         lse = xp.ascontiguousarray(lse)
         if dlse is not None:
             dlse = call.adopt(dlse, "dlse", problem.lse_shape)
@@ -242,7 +242,7 @@ def _backward(call, do, o, lse, dlse, need, deterministic, kernel):
         if "sinks" in need:
             gradients["dsinks"] = arrays.empty(xp, problem.heads, accumulator)
         gradients = Gradients(**gradients)
-        if 0 in problem.s_shape:
+        if problem.is_empty:
             _backward_of_nothing(operands.sinks, dlse, gradients)
         else:
             engine.backward(problem, operands, do, dlse, o, lse, gradients)

@@ -3,7 +3,8 @@
 import math
 import numbers
 import operator
-from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,10 +13,12 @@ from .problem import DTYPES, FLOAT64, Operands, Problem
 
 
 OPTIONS = ("scale", "causal", "window", "softcap", "alibi_slopes", "bias", "mask", "sinks")
+OPEN = -1, -1           # a window without sides
+# Types whose values are what they are: equal ones of one type are the same argument, now and at the next call.
+PLAIN = {type(None), bool, int, float, str, np.bool_, np.float32, np.float64}
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A validated call: the problem, its operands with all four axes, and what the answer must look like.
 
     Attributes
@@ -26,6 +29,8 @@ class Call:
         Number of axes of the caller's arrays.
     origin : str
         Library of the caller's arrays.
+    device : int or None
+        Number of the GPU that they are on.
     given : dict
         Name to array, as the caller sees them: operands may be copies of another dtype or views with more axes.
     """
@@ -34,6 +39,7 @@ class Call:
     operands: Operands
     rank: int
     origin: str
+    device: Any
     given: dict
 
     def drop_axes(self, x):
@@ -59,53 +65,81 @@ class Call:
         return x if self.rank == 4 else x[(None,) * (4 - self.rank)]
 
 
-def describe(caller, q, k, v, **options):
+def describe(caller, q, k, v, *, scale=None, causal=False, window=None, softcap=None, alibi_slopes=None, bias=None,
+             mask=None, sinks=None, **unknown):
     """Turn a call's arguments into a `Call`, or raise.
+
+    What doesn't depend on the arrays themselves, but only on their shapes and dtypes and on plain options, is checked
+    and worked out by `make_problem`, and for a call like one before it only looked up.
 
     Parameters
     ----------
     caller : str
         The public function that was called, for errors.
-    q, k, v, **options
-        As in `attention`; options that are missing have its defaults.
+    q, k, v, scale, causal, window, softcap, alibi_slopes, bias, mask, sinks
+        As in `attention`.
+    **unknown
+        What no option is called.
 
     Returns
     -------
     call : Call
     """
-    for name in options:
-        if name not in OPTIONS:
-            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}; the options are "
-                            f"{', '.join(OPTIONS)}")
-    (q, origin), (k, k_origin), (v, v_origin) = (arrays.adopt(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
-    _same_place(k, "k", k_origin, q, origin)
-    _same_place(v, "v", v_origin, q, origin)
-    _check_dtypes(q, k, v)
+    if unknown:
+        raise TypeError(f"{caller}() got an unexpected keyword argument {next(iter(unknown))!r}; the options are "
+                        f"{', '.join(OPTIONS)}")
+    if arrays.alike(q, k, v):
+        origin = arrays.namespace(q).__name__
+    else:
+        (q, origin), (k, k_origin), (v, v_origin) = (
+            arrays.adopt(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
+        _same_place(k, "k", k_origin, q, origin)
+        _same_place(v, "v", v_origin, q, origin)
+    plain = type(scale) in PLAIN and type(causal) in PLAIN and type(softcap) in PLAIN
+    problem = (known_problem if plain else make_problem)(
+        q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, scale, causal, OPEN if window is None else _sides(window),
+        softcap, alibi_slopes is not None, bias is not None, mask is not None, sinks is not None)
     rank = q.ndim
-    if rank not in (2, 3, 4):
-        raise ValueError(f"q must be (batch, heads, n, d), (heads, n, d) or (n, d), got shape {q.shape}")
-    if (k.ndim, v.ndim) != (rank, rank):
-        raise ValueError(f"q, k and v must have the same number of axes, got shapes {q.shape}, {k.shape}, {v.shape}")
-    shapes = f"got q {q.shape}, k {k.shape}, v {v.shape}"
+    given, operands = {"q": q, "k": k, "v": v}, {}
+    if problem.alibi or problem.bias or problem.mask or problem.sinks:
+        options = {name: _option(x, name, rank, q, origin) for name, x in (
+            ("alibi_slopes", alibi_slopes), ("bias", bias), ("mask", mask), ("sinks", sinks)) if x is not None}
+        with arrays.on_device(q):
+            operands = _option_operands(problem, options, rank, arrays.namespace(q))
+        given.update(options)
     if rank < 4:
         lead = (None,) * (4 - rank)
         q, k, v = q[lead], k[lead], v[lead]
-    (batch, heads, n_q, d), (kv_heads, n_k, d_v) = q.shape, v.shape[1:]
-    _check_shapes(q.shape, k.shape, v.shape, shapes)
+    return Call(problem, Operands(q, k, v, **operands), rank, origin, arrays.device(q), given)
 
-    offset, left, right = _band(options.get("causal", False), options.get("window"), n_q, n_k)
-    is_float64 = q.dtype == FLOAT64
-    given = {name: _option(options[name], name, rank, q, origin)
-             for name in ("alibi_slopes", "bias", "mask", "sinks") if options.get(name) is not None}
-    problem = Problem(
-        batch, heads, kv_heads, n_q, n_k, d, d_v, q.dtype, _scale(options.get("scale"), d, is_float64), offset, left,
-        right, softcap=_softcap(options.get("softcap"), is_float64), alibi="alibi_slopes" in given,
-        bias="bias" in given, mask="mask" in given, sinks="sinks" in given)
-    operands = {}
-    if given:
-        with arrays.on_device(q):
-            operands = _option_operands(problem, given, rank, arrays.namespace(q))
-    return Call(problem, Operands(q, k, v, **operands), rank, origin, {"q": q, "k": k, "v": v, **given})
+
+def make_problem(q, k, v, q_dtype, k_dtype, v_dtype, scale, causal, sides, softcap, alibi, bias, mask, sinks):
+    """Check shapes, dtypes and numbers, and put them into a `Problem`.
+
+    Parameters
+    ----------
+    q, k, v : tuple of int
+        Shapes.
+    q_dtype, k_dtype, v_dtype : numpy.dtype
+    scale, causal, softcap
+        As in `attention`.
+    sides : (int, int)
+        Of the window; -1 is an open side.
+    alibi, bias, mask, sinks : bool
+        Which of these options are given.
+    """
+    _check_dtypes({"q": q_dtype, "k": k_dtype, "v": v_dtype})
+    _check_shapes(q, k, v)
+    rank = len(q)
+    (batch, heads, n_q, d), (_, kv_heads, n_k, d_v) = (1,) * (4 - rank) + q, (1,) * (4 - rank) + v
+    offset, left, right = _band(causal, sides, n_q, n_k)
+    is_float64 = q_dtype == FLOAT64
+    return Problem(batch, heads, kv_heads, n_q, n_k, d, d_v, q_dtype, _scale(scale, d, is_float64), offset, left, right,
+                   _softcap(softcap, is_float64), alibi, bias, mask, sinks)
+
+
+# True == 1 == 1.0, but they are not the same argument: hence `typed`.
+known_problem = lru_cache(maxsize=4096, typed=True)(make_problem)
 
 
 def _option_operands(problem, given, rank, xp):
@@ -158,19 +192,27 @@ def _side(x):
     return "host" if arrays.device(x) is None else "GPU"
 
 
-def _check_dtypes(q, k, v):
-    for x, name in ((q, "q"), (k, "k"), (v, "v")):
-        if not x.dtype.isnative:
-            raise TypeError(f"{name} must have native byte order, got {x.dtype.str!r}; "
+def _check_dtypes(dtypes):
+    for name, dtype in dtypes.items():
+        if not dtype.isnative:
+            raise TypeError(f"{name} must have native byte order, got {dtype.str!r}; "
                             f"pass {name}.astype({name}.dtype.newbyteorder('='))")
-        if x.dtype not in DTYPES:
-            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {x.dtype}; "
+        if dtype not in DTYPES:
+            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {dtype}; "
                             f"pass {name}.astype('float32')")
-    if not q.dtype == k.dtype == v.dtype:
-        raise TypeError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype} and {v.dtype}; convert with astype")
+    q, k, v = dtypes.values()
+    if not q == k == v:
+        raise TypeError(f"q, k and v must have one dtype, got {q}, {k} and {v}; convert with astype")
 
 
-def _check_shapes(q, k, v, shapes):
+def _check_shapes(q, k, v):
+    rank = len(q)
+    if rank not in (2, 3, 4):
+        raise ValueError(f"q must be (batch, heads, n, d), (heads, n, d) or (n, d), got shape {q}")
+    if (len(k), len(v)) != (rank, rank):
+        raise ValueError(f"q, k and v must have the same number of axes, got shapes {q}, {k}, {v}")
+    shapes = f"got q {q}, k {k}, v {v}"
+    q, k, v = ((1,) * (4 - rank) + shape for shape in (q, k, v))
     if q[0] != k[0] or k[0] != v[0]:
         raise ValueError(f"q, k and v must have the same batch, {shapes}")
     if q[3] != k[3]:
@@ -215,14 +257,8 @@ def _softcap(softcap, is_float64):
     return softcap
 
 
-def _band(causal, window, n_q, n_k):
-    """`causal` and `window` as (offset, left, right) of `Problem`."""
-    if not (isinstance(causal, (bool, np.bool_))
-            or isinstance(causal, str) and causal in ("bottom_right", "top_left")):
-        raise ValueError(f"causal must be False, True, 'bottom_right' or 'top_left', got {causal!r}")
-    offset = 0 if isinstance(causal, str) and causal == "top_left" else n_k - n_q
-    if window is None:
-        window = (None, None)
+def _sides(window):
+    """`window` as two whole numbers, -1 for an open side."""
     try:
         sides = tuple(-1 if side is None else operator.index(side) for side in window)
     except TypeError:
@@ -230,6 +266,15 @@ def _band(causal, window, n_q, n_k):
     if len(sides) != 2 or min(sides) < -1:
         raise ValueError(f"window must be (left, right), each at least 0, or None or -1 for an open side, "
                          f"got {window!r}")
+    return sides
+
+
+def _band(causal, sides, n_q, n_k):
+    """`causal` and the sides of the window as (offset, left, right) of `Problem`."""
+    if not (isinstance(causal, (bool, np.bool_))
+            or isinstance(causal, str) and causal in ("bottom_right", "top_left")):
+        raise ValueError(f"causal must be False, True, 'bottom_right' or 'top_left', got {causal!r}")
+    offset = 0 if isinstance(causal, str) and causal == "top_left" else n_k - n_q
     open_side = n_q + n_k      # no two positions are further apart
     left, right = (open_side if side == -1 else min(side, open_side) for side in sides)
     return offset, left, 0 if causal else right

@@ -9,11 +9,14 @@ An engine is a module with three functions, imported when it is first needed::
 They get validated operands of sizes >= 1. `o` may have any strides; `lse` and the gradients are C-contiguous.
 """
 
+from functools import lru_cache
 from importlib import import_module
+
+from .cuda import SIMULATOR
 
 # Fastest first: "auto" takes the first that can.
 ON_CPU = {"cpu": "numba_flash.cpu", "standard": "numba_flash.standard"}
-ON_GPU = {"hopper": "numba_flash.cuda.hopper", "flash2": "numba_flash.cuda.flash2",
+ON_GPU = {"hopper": "numba_flash.cuda.hopper.engine", "flash2": "numba_flash.cuda.flash2",
           "standard": "numba_flash.standard", "flash1": "numba_flash.cuda.flash1"}
 NAMES = tuple(dict.fromkeys((*ON_CPU, *ON_GPU)))
 
@@ -25,20 +28,18 @@ def load(name):
 
 def simulated():
     """Whether kernels run in Numba's CUDA simulator, which takes NumPy arrays."""
-    from numba.core import config
-
-    return bool(config.ENABLE_CUDASIM)
+    return SIMULATOR
 
 
-def choose(kernel, on_gpu, problem, backward=False):
+def choose(kernel, device, problem, backward=False):
     """Pick the engine for a call.
 
     Parameters
     ----------
     kernel : str
         ``"auto"``, or an engine's name.
-    on_gpu : bool
-        Where the arrays are.
+    device : int or None
+        Number of the GPU that the arrays are on, which must be the current one.
     problem : Problem
     backward : bool
         Whether gradients are asked for.
@@ -52,9 +53,15 @@ def choose(kernel, on_gpu, problem, backward=False):
     TypeError, ValueError
         If there is no such engine, or if it can't do this problem, with its reason.
     """
-    here = ON_GPU if on_gpu else ON_CPU
     if not isinstance(kernel, str):
         raise TypeError(f"kernel must be the name of an engine or 'auto', got {type(kernel).__name__}")
+    return _choose(kernel, device, problem, backward)
+
+
+@lru_cache(maxsize=4096)
+def _choose(kernel, device, problem, backward):
+    on_gpu = device is not None
+    here = ON_GPU if on_gpu else ON_CPU
     if kernel == "auto":
         reasons = []
         for name in here:

@@ -4,7 +4,8 @@
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +20,8 @@ DTYPES = (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)
 @dataclass(frozen=True)
 class Problem:
     """Sizes, dtype and options of one attention call, forward or backward.
+
+    `describe` gives equal calls the same one, so what it once worked out is there at the next call.
 
     Attributes
     ----------
@@ -59,49 +62,73 @@ class Problem:
     sinks: bool = False
     deterministic: bool = False
 
-    @property
+    def __hash__(self):             # engines look up what they know of a problem at each call: not 18 fields each time
+        return self._hash
+
+    @cached_property
+    def _hash(self):
+        return hash(tuple(getattr(self, field) for field in self.__dataclass_fields__))
+
+    @cached_property
     def group(self):
         """Query heads that share one key/value head."""
         return self.heads // self.kv_heads
 
-    @property
+    @cached_property
     def accumulator(self):
         """The dtype that sums, lse and the option arrays have: float32, or float64 for float64."""
         return FLOAT64 if self.dtype == FLOAT64 else FLOAT32
 
-    @property
+    @cached_property
     def q_shape(self):
         return self.batch, self.heads, self.n_q, self.d
 
-    @property
+    @cached_property
     def k_shape(self):
         return self.batch, self.kv_heads, self.n_k, self.d
 
-    @property
+    @cached_property
     def v_shape(self):
         return self.batch, self.kv_heads, self.n_k, self.d_v
 
-    @property
+    @cached_property
     def o_shape(self):
         return self.batch, self.heads, self.n_q, self.d_v
 
-    @property
+    @cached_property
     def lse_shape(self):
         return self.batch, self.heads, self.n_q
 
-    @property
+    @cached_property
     def s_shape(self):
         return self.batch, self.heads, self.n_q, self.n_k
 
-    @property
+    @cached_property
+    def is_empty(self):
+        """Whether there is no query or no key."""
+        return 0 in self.s_shape
+
+    @cached_property
     def has_band(self):
         """Whether the band hides any key from any query."""
         return (self.n_q - 1 + self.offset - self.left > 0
                 or self.offset + self.right < self.n_k - 1)
 
+    @cached_property
+    def seen(self):
+        """The keys between the first and the last that the band shows to any query, as (first, stop); at least one."""
+        first, stop = seen_keys(0, self.n_q, self.offset, self.left, self.right, self.n_k)
+        first = min(first, self.n_k - 1)
+        return first, max(stop, first + 1)
 
-@dataclass(frozen=True)
-class Operands:
+    @cached_property
+    def on_seen_keys(self):
+        """The same problem on the keys that are `seen`: another n_k and offset."""
+        first, stop = self.seen
+        return replace(self, n_k=stop - first, offset=self.offset - first)
+
+
+class Operands(NamedTuple):
     """The arrays of one call, NumPy or CuPy, in the shapes that every engine sees; strides are the caller's.
 
     Attributes
@@ -165,13 +192,10 @@ def without_unseen_keys(problem, operands):
     operands : Operands
         Views.
     """
-    first, stop = seen_keys(0, problem.n_q, problem.offset, problem.left, problem.right, problem.n_k)
-    first = min(first, problem.n_k - 1)
-    stop = max(stop, first + 1)
+    first, stop = problem.seen
     if (first, stop) == (0, problem.n_k):
         return problem, operands
     keys = {name: getattr(operands, name)[:, :, first:stop] for name in ("k", "v")}
     pairs = {name: getattr(operands, name)[..., first:stop] for name in ("bias", "mask")
              if getattr(operands, name) is not None}
-    return (replace(problem, n_k=stop - first, offset=problem.offset - first),
-            replace(operands, **keys, **pairs))
+    return problem.on_seen_keys, operands._replace(**keys, **pairs)

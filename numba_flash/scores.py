@@ -18,11 +18,15 @@ range that all of its rows see, where no pair needs to be checked.
 
 from functools import lru_cache
 from math import tanh
-from operator import truediv
+
+
+def squash(s, cap):
+    """A score into (-cap, cap)."""
+    return cap * tanh(s / cap)
 
 
 @lru_cache(maxsize=None)
-def make_score(softcap, alibi, bias, divide=truediv):
+def make_score(softcap, alibi, bias, squash):
     """Build the score hook and its derivative for one choice of options.
 
     The flags are compile-time constants, so a kernel holds code for the options of its call and for no others.
@@ -31,8 +35,9 @@ def make_score(softcap, alibi, bias, divide=truediv):
     ----------
     softcap, alibi, bias : bool
         Which options the call has.
-    divide : function
-        What divides: kernels that can't afford an exact division bring their own.
+    squash : function
+        The function above, compiled for the caller, or one that does the same with what the caller's hardware is
+        fast at.
 
     Returns
     -------
@@ -45,7 +50,7 @@ def make_score(softcap, alibi, bias, divide=truediv):
 
     def score(s, cap, slope, distance, b):
         if softcap:
-            s = cap * tanh(divide(s, cap))
+            s = squash(s, cap)
         if alibi:
             s = s - slope * distance
         if bias:
@@ -54,7 +59,7 @@ def make_score(softcap, alibi, bias, divide=truediv):
 
     def score_grad(s, cap):
         if softcap:
-            t = tanh(divide(s, cap))
+            t = tanh(s / cap)
             one = cap / cap          # the literal 1 is an integer, with which Numba would compute in float64
             return (one - t) * (one + t)
         return 1

@@ -1,6 +1,7 @@
 """Every argument that does not fit raises before anything is launched, in words that help; the next call works."""
 
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -90,6 +91,36 @@ def test_bad_argument(change, error, words):
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert "\n" not in str(caught.value)
     assert nf.attention(*GOOD.values()).shape == (2, 4, 3, 6)
+
+
+@pytest.mark.parametrize("good, bad, error", [
+    ({"scale": 1}, {"scale": True}, TypeError), ({"scale": 1.0}, {"scale": np.True_}, TypeError),
+    ({"softcap": 1.0}, {"softcap": True}, TypeError), ({"causal": True}, {"causal": 1}, ValueError),
+    ({"causal": False}, {"causal": 0.0}, ValueError), ({"causal": np.True_}, {"causal": np.float64(1)}, ValueError),
+    ({"window": (1, 0)}, {"window": (1.0, 0)}, TypeError), ({"window": [1, 0]}, {"window": [1, -2]}, ValueError),
+    ({}, {"scale": []}, TypeError), ({}, {"causal": []}, ValueError), ({"window": None}, {"window": ()}, ValueError),
+    ({"mask": np.True_[None, None]}, {"mask": np.ones((1, 1))}, TypeError)], ids=str)
+def test_a_wrong_call_that_equals_a_right_one(good, bad, error):
+    """What was worked out for a call is kept for calls like it: True == 1 == 1.0, and yet they aren't alike."""
+    right = nf.attention(*GOOD.values(), **good)
+    with pytest.raises(error):
+        nf.attention(*GOOD.values(), **bad)
+    np.testing.assert_array_equal(nf.attention(*GOOD.values(), **good), right)
+
+
+def test_shapes_and_dtypes_are_checked_at_each_call():
+    nf.attention(*GOOD.values())
+    for name, value in ("k", x(2, 2, 4, 8)), ("v", x(2, 2, 5, 6, dtype=np.float16)), ("q", x(2, 4, 3, 8, dtype=">f4")):
+        with pytest.raises((TypeError, ValueError)):
+            nf.attention(**{**GOOD, name: value})
+
+
+def test_arguments_are_not_kept():
+    arguments = {name: value.copy() for name, value in GOOD.items()} | {"sinks": x(4), "bias": x(3, 5)}
+    kept = [weakref.ref(value) for value in arguments.values()]
+    nf.attention(**arguments, kernel="standard")
+    arguments.clear()
+    assert not any(reference() is not None for reference in kept)
 
 
 BACKWARD_BAD = [

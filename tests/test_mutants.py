@@ -35,7 +35,7 @@ def break_engine(monkeypatch, engine, mend):
     def broken(real, p, x, *rest):
         p = mend(p)
         operands = {"alibi_slopes": p.alibi, "bias": p.bias, "mask": p.mask, "sinks": p.sinks}
-        return real(p, replace(x, **{name: None for name, used in operands.items() if not used}), *rest)
+        return real(p, x._replace(**{name: None for name, used in operands.items() if not used}), *rest)
 
     for name in ("forward", "backward"):
         monkeypatch.setattr(module, name, partial(broken, getattr(module, name)))
@@ -56,7 +56,7 @@ def test_a_missing_tail_fails(engine, monkeypatch):
     real = module.forward
 
     def without_last_key(p, x, o, lse):
-        real(replace(p, n_k=p.n_k - 1), replace(x, k=x.k[:, :, :-1], v=x.v[:, :, :-1]), o, lse)
+        real(replace(p, n_k=p.n_k - 1), x._replace(k=x.k[:, :, :-1], v=x.v[:, :, :-1]), o, lse)
 
     monkeypatch.setattr(module, "forward", without_last_key)
     assert worst(engine.both(*inputs), *inputs)[0] > 1

@@ -9,16 +9,16 @@ import numpy as np
 from numba import njit
 from numba.extending import register_jitable
 
-from ..scores import make_score, seeing_queries, seen_keys, shared_keys, visible
+from ..scores import make_score, seeing_queries, seen_keys, shared_keys, squash, visible
 from .simd import load_row, store, width
 from .tiles import row_of
 
 for _function in (visible, seen_keys, shared_keys, seeing_queries):
     register_jitable(_function)
 
-_softcap, _softcap_grad = (njit(f) for f in make_score(True, False, False))
-_alibi, _ = (njit(f) for f in make_score(False, True, False))
-_bias, _ = (njit(f) for f in make_score(False, False, True))
+_softcap, _softcap_grad = (njit(f) for f in make_score(True, False, False, njit(squash)))
+_alibi, _ = (njit(f) for f in make_score(False, True, False, None))
+_bias, _ = (njit(f) for f in make_score(False, False, True, None))
 
 Options = namedtuple("Options", "offset left right softcap has_alibi has_bias has_mask alibi_slopes bias mask")
 Options.__doc__ = """The options that change scores, as the kernels get them; `softcap` is 0 where there is none."""

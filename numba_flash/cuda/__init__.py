@@ -1,17 +1,28 @@
-"""The CUDA engines: the only place that imports `numba.cuda`.
+"""The CUDA engines: the only place that imports `numba.cuda`, and only to compile.
 
-======================  ==============================================================================
-``flash1``, ``flash2``  the lessons: `why_not`, `forward`, `backward`, and the kernels themselves
-``hopper``              the forward pass with the tensor cores of compute capability 9.0
-``ptx``                 the instructions that Numba has no word for, typed, and fragments of registers
-``backward_parts``      what the backward passes of flash1 and flash2 share: delta, dbias, dsinks
-``tiles``               what happens in shared memory and registers: load a tile, multiply two tiles
-``hooks``               the two hooks of `numba_flash.scores` as device functions
-``memory``              16-byte shared memory loads and 16-bit floats, for the GPU and for the simulator
-``config``              which tile shape for which head dim, and why
-``compile``             from a kernel factory to machine code, cached, without or with a GPU
-``launch``              from machine code to a running kernel
-======================  ==============================================================================
+Host code, which runs at each call and imports neither Numba nor a kernel:
+
+==================  ==================================================================================
+``flash1, flash2``  the engines that are lessons: `why_not`, `forward`, `backward`
+``hopper``          the forward pass with the tensor cores of compute capability 9.0
+``host``            what flash1 and flash2 share around their kernels: delta, dbias, dsinks
+``config``          which tile shape for which head dim, and why
+``launch``          from machine code to a running kernel
+``cache``           machine code on disk, so that the next process need not compile
+==================  ==================================================================================
+
+Kernels and what makes them:
+
+====================================  ===============================================================
+``flash1_forward, flash1_backward``   FlashAttention, Algorithms 1 and 4
+``flash2_forward, flash2_backward``   FlashAttention-2, Algorithms 1 and 2
+``backward_parts``                    kernels that both backward passes need: delta, dbias
+``tiles``                             what happens in shared memory and registers: load a tile, multiply two tiles
+``hooks``                             the two hooks of `numba_flash.scores` as device functions
+``memory``                            16-byte shared memory loads and 16-bit floats, for the GPU and for the simulator
+``ptx``                               the instructions that Numba has no word for, typed, and fragments of registers
+``compile``                           from a kernel factory to machine code, without or with a GPU
+====================================  ===============================================================
 
 The words, for somebody who knows NumPy:
 
@@ -28,3 +39,7 @@ A *barrier* (`cuda.syncthreads`) holds every thread of a block until all have co
 others read. 32 threads are a *warp* and execute in step; when they read shared memory at once, addresses in the same
 one of 32 *banks* wait for each other.
 """
+
+import os
+
+SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")

@@ -1,51 +1,17 @@
-"""What the backward passes of both engines share: delta, the gradients of bias and sinks, and how lse is read."""
+"""Kernels that the backward passes of both engines share: delta and the gradient of bias, and how lse is read."""
 
 from functools import lru_cache
 from math import inf
 
 from ..scores import seen_keys, shared_keys
-from .compile import SIMULATOR, cuda, device
-from .config import choose
+from .compile import cuda, device
+from .config import dbias_tiles
 from .hooks import make_hooks
-from .launch import array_module, launch, launch_choice, option_arguments, shared_limit
 from .memory import make_conversions, make_shared_tiles, read
 from .signatures import array_type, none, option_types, real_array, real_type
-from .tiles import (PADDING, fill, load_rows, make_load_tile, multiply_nt, scatter, thread_place)
+from .tiles import fill, load_rows, make_load_tile, multiply_nt, scatter, thread_place
 
 seen_keys, shared_keys = device(seen_keys), device(shared_keys)
-
-
-def run_delta(problem, do, o, dlse, lse):
-    """``delta = rowsum(do * o) - dlse``, one number per query, as a new array like lse."""
-    lanes, rows = (4, 4) if SIMULATOR else (32, 4)
-    delta = array_module().empty_like(lse)
-    blocks = -(-problem.batch * problem.heads * problem.n_q // rows)
-    shared_bytes = lanes * rows * problem.accumulator.itemsize
-    launch(make_delta, (lanes, rows, problem.dtype, dlse is not None), blocks, (lanes, rows), shared_bytes,
-           (do, o, dlse, delta))
-    return delta
-
-
-def run_dbias(problem, operands, do, lse, delta, dbias):
-    """Fill dbias, unless nobody asked for it."""
-    if dbias is None:
-        return
-    choice = choose("dbias", dbias_tiles, problem, shared_limit())
-    one_row, one_col = (dbias.shape[axis] == 1 for axis in (2, 3))
-    blocks = (dbias.shape[0] * dbias.shape[1] * -(-dbias.shape[2] // choice.tile.block_m)
-              * -(-dbias.shape[3] // choice.tile.block_n))
-    launch_choice(make_dbias, choice, blocks, (operands.q, operands.k, operands.v, do, lse, delta, dbias,
-                                               *option_arguments(problem, operands)), one_row, one_col)
-
-
-def run_dsinks(operands, lse, delta, dsinks):
-    """Fill dsinks: minus the sum of each head's ``exp(sink - lse) * delta``, unless nobody asked for it."""
-    if dsinks is None:
-        return
-    xp = array_module()
-    sinks = operands.sinks[None, :, None]
-    weight = xp.exp(sinks - xp.where(lse == -inf, inf, lse))          # lse = -inf: there is a sink, and it is -inf too
-    xp.sum(xp.where(weight == 0, 0, weight * -delta), axis=(0, 2), out=dsinks)
 
 
 @lru_cache(maxsize=None)
@@ -98,12 +64,6 @@ def make_delta(lanes, rows, dtype, has_dlse):
 
     signature = (array_type(dtype, 4),) * 2 + (real_array(dtype, 3) if has_dlse else none, real_array(dtype, 3))
     return delta_kernel, signature
-
-
-def dbias_tiles(tile, spec):
-    """Shapes of the dbias kernel's shared memory: Q_i, dO_i, K_j, V_j, the tile of dbias, and lse_i, delta_i."""
-    m, n = tile.block_m, tile.block_n
-    return [(m, spec.d), (m, spec.d_v), (n, spec.d + PADDING), (n, spec.d_v + PADDING), (m, n), (m,), (m,)]
 
 
 @lru_cache(maxsize=None)

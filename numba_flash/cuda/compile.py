@@ -1,29 +1,26 @@
-"""From a kernel factory to a compiled kernel: in memory, on disk, and without a GPU.
+"""From a kernel factory (see `cache`) to machine code, with Numba; needs no GPU.
 
-A kernel factory is a function of hashable arguments (tile shape, flags, dtype) that returns a plain Python function,
-the kernel, and the Numba types of its parameters. `compile_cubin` compiles what it returns for the GPU at hand and
-keeps the machine code on disk, so that the next process starts in milliseconds; `compile_kernel` and `assemble` do the
-same with no GPU in sight, and report registers and spills.
+`build` compiles what a launch runs; `compile_kernel`, `assemble` and `link` are its steps and others, and report
+registers and spills.
 """
 
-import hashlib
-import importlib.metadata
-import os
 import re
 import subprocess
 import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from pathlib import Path
 
-SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+from . import SIMULATOR
+from .cache import Compiled
 
 try:
     import numba_cuda       # noqa: F401 (the numba.cuda that Numba itself brings is an old one)
     from numba import cuda
     import_error = None
-except Exception as error:      # a broken driver or toolkit raises anything: why_not tells it
+except Exception as error:      # a broken driver or toolkit raises anything: `build` tells it
     cuda, import_error = None, error
 
 
@@ -76,13 +73,20 @@ def entry_name(cubin):
 
 @dataclass(frozen=True)
 class Assembled:
-    """What `ptxas -v` says of one kernel."""
+    """Machine code of one kernel, and what its assembler says of it."""
 
     cubin: bytes
     registers: int
     spill_bytes: int
     stack_bytes: int
     messages: str
+
+    @classmethod
+    def of(cls, cubin, messages):
+        """From what ``ptxas -v`` says."""
+        spills = re.findall(r"(\d+) bytes spill", messages)
+        return cls(cubin, int(re.search(r"Used (\d+) registers", messages).group(1)), sum(map(int, spills)),
+                   int(re.search(r"(\d+) bytes stack", messages).group(1)), messages)
 
 
 def find_ptxas():
@@ -102,13 +106,11 @@ def assemble(ptx, cc):
                               capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"ptxas: {done.stderr}")
-        spills = re.findall(r"(\d+) bytes spill", done.stderr)
-        return Assembled(target.read_bytes(), int(re.search(r"Used (\d+) registers", done.stderr).group(1)),
-                         sum(map(int, spills)), int(re.search(r"(\d+) bytes stack", done.stderr).group(1)), done.stderr)
+        return Assembled.of(target.read_bytes(), done.stderr)
 
 
 def link(code, cc):
-    """Machine code of PTX or of intermediate code, by nvJitLink, and what it says of it.
+    """Machine code of PTX, or of intermediate code, by nvJitLink, which is what runs, and what it says of it.
 
     PTX is assembled as a part of a program, whose other parts a kernel must be ready to meet: setmaxnreg is then
     ignored, and wgmma serialised (C7504, C7512). Intermediate code is optimised as a whole.
@@ -116,7 +118,7 @@ def link(code, cc):
     from cuda.core import Linker, LinkerOptions, ObjectCode
     is_ptx = isinstance(code, str)
     part = ObjectCode.from_ptx(code.encode()) if is_ptx else ObjectCode.from_ltoir(code)
-    options = LinkerOptions(arch=_architecture(cc), link_time_optimization=None if is_ptx else True)
+    options = LinkerOptions(arch=_architecture(cc), link_time_optimization=None if is_ptx else True, verbose=True)
     linker = Linker(part, options=options)
     return bytes(linker.link("cubin").code), linker.get_info_log()
 
@@ -137,65 +139,25 @@ def why_no_compiler():
     return None
 
 
-@lru_cache(maxsize=None)
-def _source_hash():
-    """Hash of all that decides what a factory with given arguments compiles to: our sources and the compilers."""
-    digest = hashlib.sha256()
-    package = Path(__file__).parent
-    for path in sorted([*package.rglob("*.py"), package.parent / "scores.py", package.parent / "problem.py"]):
-        digest.update(path.read_bytes())
-    for name in ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"):
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            version = "none"
-        digest.update(f"{name} {version};".encode())
-    return digest.hexdigest()
+def load_factory(name):
+    """The kernel factory called "module:function"."""
+    module, function = name.split(":")
+    return getattr(import_module("." + module, __package__), function)
 
 
-def cache_folder():
-    """Where machine code is kept: `$NUMBA_FLASH_CACHE`, else the user's cache folder; "" is nowhere."""
-    default = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"), "numba_flash")
-    return os.environ.get("NUMBA_FLASH_CACHE", str(default))
+def parameter(type_):
+    """What a kernel takes for an argument of this Numba type, in the words of `cache.Compiled`."""
+    if hasattr(type_, "ndim"):
+        return f"array{type_.ndim}"
+    return {"float32": "f", "float64": "d", "int64": "q", "none": "P", "tensor_map": "128s"}[str(type_)]
 
 
-def _read_cache(path):
-    try:
-        name, cubin = path.read_bytes().split(b"\n", 1)
-        return name.decode(), cubin
-    except (OSError, ValueError):
-        return None
-
-
-def _write_cache(path, name, cubin):
-    """Keep a kernel for the next process, where that is possible; another process may do the same right now."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(name.encode() + b"\n" + cubin)
-        os.replace(file.name, path)
-    except OSError:
-        pass
-
-
-def compile_cubin(factory, args, threads, cc):
-    """Compile ``factory(*args)`` to machine code for a GPU that is there.
-
-    Returns
-    -------
-    name : str
-        The kernel's name in it.
-    cubin : bytes
-    """
-    key = f"{_source_hash()} {factory.__module__}.{factory.__qualname__}{args!r} {threads} {cc}"
-    folder = cache_folder()
-    path = Path(folder, hashlib.sha256(key.encode()).hexdigest() + ".cubin") if folder else None
-    kept = path and _read_cache(path)
-    if kept:
-        return kept
-    output = "ltoir" if isinstance(cc[-1], str) else "ptx"
-    cubin, _ = link(compile_kernel(*factory(*args), threads, cc, output), cc)
-    name = entry_name(cubin)
-    if path:
-        _write_cache(path, name, cubin)
-    return name, cubin
+def build(factory, args, threads, cc):
+    """Compile the kernel of ``factory(*args)``, a factory by its name, to machine code: returns a `cache.Compiled`."""
+    if cuda is None:
+        raise RuntimeError(f"numba.cuda can't be imported ({import_error}), and this kernel has not been compiled "
+                           f"before: repair numba-cuda, or use kernel=\"standard\"") from import_error
+    kernel, signature = load_factory(factory)(*args)
+    code = compile_kernel(kernel, signature, threads, cc, "ltoir" if isinstance(cc[-1], str) else "ptx")
+    cubin, _ = link(code, cc)
+    return Compiled(entry_name(cubin), list(map(parameter, signature)), cubin)

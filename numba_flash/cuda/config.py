@@ -1,17 +1,19 @@
-"""Tile shapes: what a shape must satisfy, and which one is used for what.
+"""Tile shapes of `flash1` and `flash2`: what a shape must satisfy, what it keeps in shared memory, when it is used.
 
-`CHOICES` lists shapes from the fastest to the smallest for each kernel; `choose` takes the first one for which a GPU
-has the shared memory. Experiments are recorded beside the rows.
+`FLOAT32_SHAPES` and `FLOAT64_SHAPES` list shapes from the fastest to the smallest for each kernel; `choose` takes the
+first one for which a GPU has the shared memory. Experiments are recorded beside the rows.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
 from ..problem import FLOAT64
-from .compile import SIMULATOR
-from .memory import elements
+from . import SIMULATOR
+
+PADDING = 4         # elements at the end of each row of a tile that is read down its rows: see `tiles`
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,57 @@ class Spec:
         return 8 if self.dtype == FLOAT64 else 4
 
 
+def forward_tiles(tile, spec):
+    """Shapes of the forward kernel's shared memory: Q_i, K_j, V_j, P, and a strip of partial row maxima or sums."""
+    m, n = tile.block_m, tile.block_n
+    return [(m, spec.d), (n, spec.d + PADDING), (n, spec.d_v), (m, n), (m, tile.threads_n)]
+
+
+def dkdv_tiles(tile, spec):
+    """Shapes of the dK/dV kernel's shared memory: K_j, V_j, Q_i, dO_i, one for Pᵀ and then dSᵀ, and lse_i, delta_i."""
+    m, n = tile.block_m, tile.block_n
+    return [(n, spec.d), (n, spec.d_v), (m, spec.d + PADDING), (m, spec.d_v + PADDING), (n, m), (m,), (m,)]
+
+
+def dq_tiles(tile, spec):
+    """Shapes of the dQ kernel's shared memory: Q_i, dO_i, K_j, V_j, dS, and lse_i, delta_i."""
+    m, n = tile.block_m, tile.block_n
+    return [(m, spec.d), (m, spec.d_v), (n, spec.d + PADDING), (n, spec.d_v + PADDING), (m, n), (m,), (m,)]
+
+
+def dbias_tiles(tile, spec):
+    """Shapes of the dbias kernel's shared memory: Q_i, dO_i, K_j, V_j, the tile of dbias, and lse_i, delta_i."""
+    m, n = tile.block_m, tile.block_n
+    return [(m, spec.d), (m, spec.d_v), (n, spec.d + PADDING), (n, spec.d_v + PADDING), (m, n), (m,), (m,)]
+
+
+def flash1_forward_tiles(tile, spec):
+    """Shapes of flash1's forward kernel's: K_j, V_j, Q_i, P, and two strips of partial row maxima and sums."""
+    m, n = tile.block_m, tile.block_n
+    return [(n, spec.d + PADDING), (n, spec.d_v), (m, spec.d), (m, n), (m, tile.threads_n), (m, tile.threads_n)]
+
+
+def flash1_backward_tiles(tile, spec):
+    """Shapes of flash1's backward kernel's: K_j, V_j, Q_i, dO_i, dS, one for Pᵀ and then dSᵀ, and lse_i, delta_i."""
+    m, n = tile.block_m, tile.block_n
+    return [(n, spec.d + PADDING), (n, spec.d_v + PADDING), (m, spec.d), (m, spec.d_v), (m, n), (n, m), (m,), (m,)]
+
+
+def elements(shapes):
+    """Elements of shared memory that tiles of these shapes take together."""
+    return sum(prod(shape) for shape in shapes)
+
+
+# name: (factory, see `cache`; shapes of its tiles in shared memory)
+KERNELS = {
+    "forward": ("flash2_forward:make_forward", forward_tiles),
+    "dkdv": ("flash2_backward:make_dkdv", dkdv_tiles),
+    "dq": ("flash2_backward:make_dq", dq_tiles),
+    "dbias": ("backward_parts:make_dbias", dbias_tiles),
+    "flash1_forward": ("flash1_forward:make_forward", flash1_forward_tiles),
+    "flash1_backward": ("flash1_backward:make_backward", flash1_backward_tiles),
+}
+
 # What the score hook of a call needs, in rising order of registers: nothing, arithmetic (softcap, ALiBi), or reads of
 # global memory (a bias, a mask) with an address for each pair.
 PLAIN, SCORE, PAIRS = range(3)
@@ -132,8 +185,9 @@ SIMULATED_SHAPES = ((1 << 30, PAIRS, (8, 8, 4, 4)),)     # small, and yet of sev
 
 @dataclass(frozen=True)
 class Choice:
-    """A tile shape for a call, what its kernel is compiled for, and the shared memory of a block in bytes."""
+    """A tile shape for a call, what makes a kernel of it, for what, and the shared memory of a block in bytes."""
 
+    factory: str
     tile: TileConfig
     spec: Spec
     shared_bytes: int
@@ -144,37 +198,37 @@ class Choice:
         return self.tile.threads_n, self.tile.threads_m
 
 
-def choices(kernel, shared_shapes, problem):
+def choices(kernel, problem):
     """All tile shapes that a kernel may take for a problem, in order of preference, whatever shared memory they need.
 
     Parameters
     ----------
-    kernel : {"forward", "dkdv", "dq", "dbias", "flash1_forward", "flash1_backward"}
-    shared_shapes : function
-        ``shared_shapes(tile, spec)``: the shapes of the tiles that the kernel keeps in shared memory.
+    kernel : str
+        A name in `KERNELS`.
     problem : Problem
     """
+    factory, shared_shapes = KERNELS[kernel]
     table = FLOAT64_SHAPES if problem.dtype == FLOAT64 else FLOAT32_SHAPES
     need = PAIRS if problem.bias or problem.mask else SCORE if problem.softcap is not None or problem.alibi else PLAIN
     for largest, largest_need, shape in SIMULATED_SHAPES if SIMULATOR else table[kernel]:
         if max(problem.d, problem.d_v) <= largest and need <= largest_need:
             tile = TileConfig(*shape)
             spec = Spec.of(problem, tile)
-            yield Choice(tile, spec, elements(shared_shapes(tile, spec)) * spec.real_size)
+            yield Choice(factory, tile, spec, elements(shared_shapes(tile, spec)) * spec.real_size)
 
 
 @lru_cache(maxsize=4096)
-def choose(kernel, shared_shapes, problem, limit):
+def choose(kernel, problem, limit):
     """The first of `choices` that takes at most `limit` bytes of shared memory; None if none does."""
-    return next((c for c in choices(kernel, shared_shapes, problem) if c.shared_bytes <= limit), None)
+    return next((c for c in choices(kernel, problem) if c.shared_bytes <= limit), None)
 
 
 @lru_cache(maxsize=4096)
-def why_too_large(kernel, shared_shapes, problem, limit):
+def why_too_large(kernel, problem, limit):
     """Why there is no choice, in words; None if there is one."""
-    if choose(kernel, shared_shapes, problem, limit):
+    if choose(kernel, problem, limit):
         return None
-    smallest = min((c.shared_bytes for c in choices(kernel, shared_shapes, problem)), default=None)
+    smallest = min((c.shared_bytes for c in choices(kernel, problem)), default=None)
     if smallest is None:
         table = FLOAT64_SHAPES if problem.dtype == FLOAT64 else FLOAT32_SHAPES
         return (f"head dim {max(problem.d, problem.d_v)} is larger than {table[kernel][-1][0]}, the largest that the "

@@ -18,26 +18,21 @@ from functools import lru_cache
 from ..scores import seeing_queries, shared_keys
 from .backward_parts import make_load_lse
 from .compile import cuda, device
+from .config import flash1_backward_tiles
 from .hooks import make_hooks
 from .memory import make_conversions, make_shared_tiles
 from .signatures import array_type, int32, option_types, real_array, real_type
-from .tiles import (PADDING, fill, load_rows, make_load_tile, make_store_tile, multiply_nn, multiply_nn_seen,
-                    multiply_nt, output_col, scale_by, scatter, scatter_transposed, thread_place)
+from .tiles import (fill, load_rows, make_load_tile, make_store_tile, multiply_nn, multiply_nn_seen, multiply_nt,
+                    output_col, scale_by, scatter, scatter_transposed, thread_place)
 
 seeing_queries, shared_keys = device(seeing_queries), device(shared_keys)
-
-
-def backward_tiles(tile, spec):
-    """Shapes of the kernel's shared memory: K_j, V_j, Q_i, dO_i, dS, one for Pᵀ and then dSᵀ, and lse_i, delta_i."""
-    m, n = tile.block_m, tile.block_n
-    return [(n, spec.d + PADDING), (n, spec.d_v + PADDING), (m, spec.d), (m, spec.d_v), (m, n), (n, m), (m,), (m,)]
 
 
 @lru_cache(maxsize=None)
 def make_backward(tile, spec):
     """Build the backward kernel.
 
-    Grid: one block per (batch, kv head). Block: (threads_n, threads_m). Shared memory: `backward_tiles`.
+    Grid: one block per (batch, kv head). Block: (threads_n, threads_m). Shared memory: `flash1_backward_tiles`.
     Thread (ty, tx) owns queries ``ty + r * threads_m`` of S, P, dP, dS and dQ, but keys ``ty + r * threads_m`` of dK
     and dV, which are products of the transposed Pᵀ and dSᵀ.
     """
@@ -52,7 +47,7 @@ def make_backward(tile, spec):
     store_tile = make_store_tile(spec.dtype)
     _, from_real = make_conversions(spec.dtype)
     (k_shared, v_shared, q_shared, do_shared, ds_shared, transposed_shared,
-     lse_shared, delta_shared) = make_shared_tiles(backward_tiles(tile, spec), real)
+     lse_shared, delta_shared) = make_shared_tiles(flash1_backward_tiles(tile, spec), real)
 
     def flash1_backward(q, k, v, do, lse, delta, dq, dk, dv, work,
                         slopes, biases, masks, scale, cap, offset, left, right):

@@ -18,19 +18,14 @@ from functools import lru_cache
 from ..scores import seeing_queries, seen_keys, shared_keys
 from .backward_parts import make_load_lse
 from .compile import cuda, device
+from .config import dkdv_tiles, dq_tiles
 from .hooks import make_hooks
 from .memory import make_shared_tiles
 from .signatures import array_type, int32, option_types, real_array, real_type
-from .tiles import (PADDING, fill, gather, load_rows, make_load_tile, make_store_tile, multiply_nn, multiply_nn_seen,
+from .tiles import (fill, gather, load_rows, make_load_tile, make_store_tile, multiply_nn, multiply_nn_seen,
                     multiply_nt, scale_by, scatter, thread_place)
 
 seeing_queries, seen_keys, shared_keys = device(seeing_queries), device(seen_keys), device(shared_keys)
-
-
-def dkdv_tiles(tile, spec):
-    """Shapes of the dK/dV kernel's shared memory: K_j, V_j, Q_i, dO_i, one for Pᵀ and then dSᵀ, and lse_i, delta_i."""
-    m, n = tile.block_m, tile.block_n
-    return [(n, spec.d), (n, spec.d_v), (m, spec.d + PADDING), (m, spec.d_v + PADDING), (n, m), (m,), (m,)]
 
 
 @lru_cache(maxsize=None)
@@ -134,12 +129,6 @@ def make_dkdv(tile, spec):
     real2 = (real_array(spec.dtype, 3),) * 2
     signature = (array_type(spec.dtype, 4),) * 4 + real2 + (array_type(spec.dtype, 4),) * 2 + option_types(spec)
     return flash2_dkdv, signature
-
-
-def dq_tiles(tile, spec):
-    """Shapes of the dQ kernel's shared memory: Q_i, dO_i, K_j, V_j, dS, and lse_i, delta_i."""
-    m, n = tile.block_m, tile.block_n
-    return [(m, spec.d), (m, spec.d_v), (n, spec.d + PADDING), (n, spec.d_v + PADDING), (m, n), (m,), (m,)]
 
 
 @lru_cache(maxsize=None)

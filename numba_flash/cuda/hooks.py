@@ -3,7 +3,7 @@
 from functools import lru_cache
 from math import exp, inf
 
-from ..scores import make_score, visible
+from ..scores import make_score, squash, visible
 from .compile import device
 from .memory import read
 from .signatures import real_type
@@ -41,7 +41,7 @@ def make_hooks(tile, spec, transposed=False):
     threads_m, threads_n = tile.threads_m, tile.threads_n
     alibi, bias, mask = spec.alibi, spec.bias, spec.mask
     real = real_type(spec.dtype)
-    score, score_grad = map(device, make_score(spec.softcap, alibi, bias))
+    score, score_grad = map(device, make_score(spec.softcap, alibi, bias, device(squash)))
 
     @device
     def pair(r, c, here):

@@ -7,38 +7,44 @@ about 5.
 import ctypes
 import struct
 import warnings
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib.util import find_spec
 
-from .compile import SIMULATOR, compile_cubin, cuda, import_error
+from . import SIMULATOR
+from .cache import compiled
 
 MAX_DYNAMIC_SHARED = 8              # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-CAPABILITY = 75, 76, 97     # cudaDeviceAttr: ComputeCapabilityMajor, ...Minor, MaxSharedMemoryPerBlockOptin
+# cudaDeviceAttr: ComputeCapabilityMajor, ...Minor, MaxSharedMemoryPerBlockOptin, MultiProcessorCount
+MAJOR, MINOR, SHARED_LIMIT, PROCESSORS = 75, 76, 97, 16
 DEFAULT_SHARED = 48 * 1024          # what a block gets without asking
 
 
 @lru_cache(maxsize=None)
 def _driver():
-    """The CUDA driver library."""
+    """The CUDA driver library. Pointers go to its functions as ctypes objects, numbers as C ints."""
     import sys
-    driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    driver.cuLaunchKernel.argtypes = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
-    return driver
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def fail(name, code):
+    """Raise what a function of the driver returned."""
+    text = ctypes.c_char_p()
+    _driver().cuGetErrorString(code, ctypes.byref(text))
+    raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
 
 
 def call_driver(name, *args):
     """Call the driver; its errors become exceptions."""
     code = getattr(_driver(), name)(*args)
     if code:
-        text = ctypes.c_char_p()
-        _driver().cuGetErrorString(code, ctypes.byref(text))
-        raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
+        fail(name, code)
 
 
 @lru_cache(maxsize=None)
 def why_no_device():
     """Why no kernel can run here, in words; None if one can."""
-    if cuda is None:
-        return f"numba.cuda can't be imported ({import_error}): install numba-cuda, or use kernel=\"cpu\""
+    if find_spec("numba_cuda") is None:     # importing it takes as long as all else of a first call: `build` does
+        return "numba.cuda can't be imported (there is no numba-cuda): install numba-cuda, or use kernel=\"cpu\""
     if SIMULATOR:
         return None
     try:
@@ -54,127 +60,132 @@ def why_no_device():
     return None
 
 
-@lru_cache(maxsize=None)
-def _capability(device):
+def current_device():
+    """Number of CuPy's current device; None in the simulator."""
+    if SIMULATOR:
+        return None
     import cupy
-    major, minor, shared = (cupy.cuda.runtime.deviceGetAttribute(attribute, device) for attribute in CAPABILITY)
-    return (major, minor), shared
+    return cupy.cuda.runtime.getDevice()
+
+
+@lru_cache(maxsize=None)
+def attribute(number, device):
+    """A property of a device: `SHARED_LIMIT`, say."""
+    import cupy
+    return cupy.cuda.runtime.deviceGetAttribute(number, device)
 
 
 def capability():
     """Compute capability (major, minor) of the current device."""
-    import cupy
-    return _capability(cupy.cuda.runtime.getDevice())[0]
+    device = current_device()
+    return attribute(MAJOR, device), attribute(MINOR, device)
 
 
 def shared_limit():
     """Bytes of shared memory that a block may have on the current device."""
-    if SIMULATOR:
-        return 227 * 1024
-    import cupy
-    return _capability(cupy.cuda.runtime.getDevice())[1]
-
-
-def array_module():
-    """CuPy, or NumPy for the simulator."""
-    if SIMULATOR:
-        import numpy
-        return numpy
-    import cupy
-    return cupy
+    return 227 * 1024 if SIMULATOR else attribute(SHARED_LIMIT, current_device())
 
 
 class Launcher:
-    """One kernel on one device, ready to be launched.
+    """One kernel on the current device, ready to be launched.
 
     Parameters
     ----------
     factory, args
-        See `compile`: ``factory(*args)`` builds the kernel and the types of its parameters.
+        See `cache`: ``factory(*args)`` builds the kernel and the types of its parameters.
     block : tuple of int
         Threads (x, y) of a block.
     shared_bytes : int
         Dynamic shared memory of a block.
     cc : tuple of int
+        See `cache.compiled`.
     """
 
     def __init__(self, factory, args, block, shared_bytes, cc):
-        name, cubin = compile_cubin(factory, args, block[0] * block[1], cc)
-        self.block, self.shared_bytes = block, shared_bytes
+        import cupy
+        kernel = compiled(factory, args, block[0] * block[1], cc)
         self.module, self.function = ctypes.c_void_p(), ctypes.c_void_p()
-        call_driver("cuModuleLoadData", ctypes.byref(self.module), cubin)
-        call_driver("cuModuleGetFunction", ctypes.byref(self.function), self.module, name.encode())
+        call_driver("cuModuleLoadData", ctypes.byref(self.module), kernel.cubin)
+        call_driver("cuModuleGetFunction", ctypes.byref(self.function), self.module, kernel.name.encode())
         if shared_bytes > DEFAULT_SHARED:
             call_driver("cuFuncSetAttribute", self.function, MAX_DYNAMIC_SHARED, ctypes.c_int(shared_bytes))
-        _, signature = factory(*args)
-        codes = [code for type_ in signature for code in _parameter_codes(type_)]
-        self.layout = struct.Struct("@" + "".join(codes))
-        self.offsets = [struct.calcsize("@" + "".join(codes[:n + 1])) - struct.calcsize("@" + code)
-                        for n, code in enumerate(codes)]
-        self.pointers = ctypes.c_void_p * len(codes)
-        self.is_array = [hasattr(type_, "ndim") for type_ in signature]
+        self.current_stream, self.cu_launch = cupy.cuda.get_current_stream, _driver().cuLaunchKernel
+        self.shape = 1, 1, *block, 1, shared_bytes
+        self.is_array = [parameter.startswith("array") for parameter in kernel.parameters]
+        codes = [code for parameter in kernel.parameters for code in _codes(parameter)]
+        parts = "@" + "P" * len(codes), *codes
+        self.layout = struct.Struct("".join(parts))
+        self.offsets = [struct.calcsize("".join(parts[:n + 1])) - struct.calcsize("@" + code)
+                        for n, code in enumerate(codes, 1)]
+        self.buffer = ctypes.c_char * self.layout.size
 
-    def __call__(self, grid, args):
-        """Launch `grid` blocks on CuPy's current stream; doesn't wait for them."""
-        import cupy
-        flat = []
+    def pack(self, args):
+        """Arguments as the driver takes them: a buffer of pointers, and behind them what they point to.
+
+        Each launch has its own, for another thread may launch the same kernel now. It doesn't keep arrays alive.
+        """
+        buffer = self.buffer()
+        start = ctypes.addressof(buffer)
+        flat = [start + offset for offset in self.offsets]
         for arg, is_array in zip(args, self.is_array):
             if is_array:        # what Numba passes of an array: owner, parent, size, itemsize, address, shape, strides
                 flat += (0, 0, arg.size, arg.itemsize, arg.data.ptr, *arg.shape, *arg.strides)
             else:
                 flat.append(0 if arg is None else arg)
-        values = self.layout.pack(*flat)
-        start = ctypes.cast(values, ctypes.c_void_p).value
-        call_driver("cuLaunchKernel", self.function, grid, 1, 1, *self.block, 1, self.shared_bytes,
-                    cupy.cuda.get_current_stream().ptr, self.pointers(*[start + n for n in self.offsets]), None)
+        self.layout.pack_into(buffer, 0, *flat)
+        return buffer
+
+    def run(self, grid, packed):
+        """Launch `grid` blocks on CuPy's current stream with packed arguments; doesn't wait for them."""
+        stream = ctypes.c_void_p(self.current_stream().ptr)
+        code = self.cu_launch(self.function, grid, *self.shape, stream, packed, None)
+        if code:
+            fail("cuLaunchKernel", code)
+
+    def __call__(self, grid, args):
+        """Launch `grid` blocks with arrays, numbers and None, as the kernel takes them."""
+        self.run(grid, self.pack(args))
 
 
-def _parameter_codes(type_):
-    """`struct` codes of the kernel parameters that Numba makes of one argument, and the driver finds by pointers."""
-    if hasattr(type_, "ndim"):
-        return "PPqqP" + "q" * (2 * type_.ndim)
-    return [{"float32": "f", "float64": "d", "int64": "q", "none": "P", "tensor_map": "128s"}[str(type_)]]
+def _codes(parameter):
+    """`struct` codes of what Numba makes of one of `Compiled.parameters`: for the driver, a parameter each."""
+    if parameter.startswith("array"):
+        return [*"PPqqP", *"qq" * int(parameter.removeprefix("array"))]
+    return [parameter]
 
 
 @lru_cache(maxsize=None)
-def _launcher(factory, args, block, shared_bytes, device):
-    return Launcher(factory, args, block, shared_bytes, getattr(factory, "target", _capability(device)[0]))
+def _launcher(factory, args, block, shared_bytes, cc, device):
+    return Launcher(factory, args, block, shared_bytes, cc or capability())
 
 
-def launch(factory, args, grid, block, shared_bytes, arguments):
-    """Run ``factory(*args)``, compiled if need be, on `grid` blocks: on the GPU, or in the simulator.
+def launcher(factory, args, block, shared_bytes, cc=None):
+    """The kernel of ``factory(*args)`` for the current device, or for the simulator.
 
     Parameters
     ----------
     factory, args, block, shared_bytes
-        As for `Launcher`. A factory whose kernels need instructions of one GPU only has it as its ``target``.
-    grid : int
-        Blocks.
-    arguments : tuple
-        Arrays, numbers and None, as the kernel takes them.
+        As for `Launcher`.
+    cc : tuple of int, optional
+        What to compile for, if not for the device's compute capability in general.
+
+    Returns
+    -------
+    launch : function
+        ``launch(grid, arguments)``: `grid` blocks; arrays, numbers and None, as the kernel takes them.
     """
     if SIMULATOR:
-        return _simulate(factory, args, grid, block, shared_bytes, arguments)
-    import cupy
-    _launcher(factory, args, block, shared_bytes, cupy.cuda.runtime.getDevice())(grid, arguments)
+        return partial(_simulate, factory, args, block, shared_bytes)
+    return _launcher(factory, args, block, shared_bytes, cc, current_device())
 
 
-def launch_choice(factory, choice, grid, arguments, *more):
-    """`launch` the kernel of ``factory(tile, spec, *more)`` as a `config.Choice` says."""
-    launch(factory, (choice.tile, choice.spec, *more), grid, choice.block, choice.shared_bytes, arguments)
-
-
-def option_arguments(problem, operands):
-    """The arguments that all kernels end with; their types are `signatures.option_types`."""
-    cap = 1.0 if problem.softcap is None else problem.softcap
-    return (operands.alibi_slopes, operands.bias, operands.mask, problem.scale, cap, problem.offset, problem.left,
-            problem.right)
-
-
-def _simulate(factory, args, grid, block, shared_bytes, arguments):
+def _simulate(factory, args, block, shared_bytes, grid, arguments):
     import numpy as np
+    from numba import cuda
     from numba.cuda.cudadrv.devicearray import FakeCUDAArray
-    kernel, signature = factory(*args)
+
+    from .compile import load_factory
+    kernel, signature = load_factory(factory)(*args)
 
     def convert(argument, type_):
         if isinstance(argument, np.ndarray):        # wrapped by hand, as Numba would copy it and write it back

@@ -9,7 +9,9 @@ from math import prod
 import numpy as np
 
 from ..problem import BFLOAT16, FLOAT16
-from .compile import SIMULATOR, cuda, device
+from . import SIMULATOR
+from .compile import cuda, device
+from .config import elements
 
 if cuda is not None and not SIMULATOR:
     from llvmlite import ir
@@ -19,11 +21,6 @@ if cuda is not None and not SIMULATOR:
 VECTOR = 4          # elements that `load4` reads at once
 ALIGNMENT = 16      # bytes, of a 128-bit load from shared memory
 GLOBAL_SPACE, SHARED_SPACE = 1, 3       # numbers of address spaces in NVVM
-
-
-def elements(shapes):
-    """Elements of shared memory that tiles of these shapes take together."""
-    return sum(prod(shape) for shape in shapes)
 
 
 def make_shared_tiles(shapes, real):

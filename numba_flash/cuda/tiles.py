@@ -19,7 +19,6 @@ from functools import lru_cache
 from .compile import cuda, device
 from .memory import load4, make_conversions, read
 
-PADDING = 4         # elements at the end of each row of a tile that is read down its rows: see above
 WARP = 32           # neighbouring threads that read neighbouring elements of global memory
 
 

@@ -8,26 +8,12 @@ import re
 
 import pytest
 
-from numba_flash.cuda import backward_parts, compile, flash1, flash1_backward, flash2, flash2_backward
-from numba_flash.cuda.config import FLOAT32_SHAPES, FLOAT64_SHAPES, PAIRS, PLAIN, SCORE, Spec, TileConfig
-from numba_flash.cuda.memory import elements
+from numba_flash.cuda import compile
+from numba_flash.cuda.config import (FLOAT32_SHAPES, FLOAT64_SHAPES, KERNELS, PAIRS, PLAIN, SCORE, Spec, TileConfig,
+                                     elements)
 from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
-
-
-def dbias(tile, spec):
-    return backward_parts.make_dbias(tile, spec, False, False)
-
-
-KERNELS = {
-    "forward": (flash2.make_forward, flash2.forward_tiles),
-    "dkdv": (flash2_backward.make_dkdv, flash2_backward.dkdv_tiles),
-    "dq": (flash2_backward.make_dq, flash2_backward.dq_tiles),
-    "dbias": (dbias, backward_parts.dbias_tiles),
-    "flash1_forward": (flash1.make_forward, flash1.forward_tiles),
-    "flash1_backward": (flash1_backward.make_backward, flash1_backward.backward_tiles),
-}
 FLOAT64_ARITHMETIC = re.compile(r"\b(?:add|sub|mul|fma|div|mad|neg|abs|min|max|cvt)\.[\w.]*f64")
 
 
@@ -52,7 +38,8 @@ def compiled(kernel, dtype, d, shape, need, cc=(9, 0)):
     options = {"softcap": need >= SCORE, "alibi": need >= SCORE, "bias": need >= PAIRS, "mask": need >= PAIRS}
     spec = Spec(dtype, tile.padded(d), tile.padded(d), **options, sinks=need > PLAIN)
     factory, _ = KERNELS[kernel]
-    ptx = compile.compile_kernel(*factory(tile, spec), tile.threads, cc)
+    more = (False, False) if kernel == "dbias" else ()
+    ptx = compile.compile_kernel(*compile.load_factory(factory)(tile, spec, *more), tile.threads, cc)
     return ptx, compile.assemble(ptx, cc)
 
 
@@ -76,7 +63,8 @@ def test_other_gpus(kernel, cc):
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16, FLOAT32, FLOAT64], ids=str)
 @pytest.mark.parametrize("has_dlse", [False, True])
 def test_delta(dtype, has_dlse):
-    ptx = compile.compile_kernel(*backward_parts.make_delta(32, 4, dtype, has_dlse), 128, (9, 0))
+    make_delta = compile.load_factory("backward_parts:make_delta")
+    ptx = compile.compile_kernel(*make_delta(32, 4, dtype, has_dlse), 128, (9, 0))
     assert compile.assemble(ptx, (9, 0)).stack_bytes == 0
     assert dtype == FLOAT64 or not FLOAT64_ARITHMETIC.search(ptx)
 
@@ -92,7 +80,7 @@ def test_fits_into_an_h200(case):
 def test_links_without_a_gpu():
     tile = TileConfig(*FLOAT32_SHAPES["forward"][0][2])
     spec = Spec(FLOAT32, 64, 64)
-    ptx = compile.compile_kernel(*flash2.make_forward(tile, spec), tile.threads, (9, 0))
+    ptx = compile.compile_kernel(*compile.load_factory("flash2_forward:make_forward")(tile, spec), tile.threads, (9, 0))
     cubin, _ = compile.link(ptx, (9, 0))
     assert cubin.startswith(b"\x7fELF")
     assert f".entry {compile.entry_name(cubin)}(" in ptx        # and not a function that the linker adds

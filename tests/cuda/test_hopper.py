@@ -12,7 +12,7 @@ from numba_flash.cuda.launch import capability, why_no_device
 
 ENGINE = Engine("hopper", "cupy")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-TILE = 128          # rows of a query tile
+TILE = 128          # rows of a query tile, but with a small head dim 192; and of a K/V tile
 
 
 def _other_gpu():
@@ -33,7 +33,7 @@ def check(do, q, k, v, **options):
 
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
 @pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 300), (TILE, 2 * TILE), (TILE + 1, 2 * TILE + 3), (65, 127),
-                                      (3 * TILE - 1, 63), (200, 641)])
+                                      (3 * TILE - 1, 63), (200, 641), (192, 900), (193, 500), (5, 1100)])
 def test_lengths(dtype, n_q, n_k):
     do, q, k, v = problem(n_q=n_q, n_k=n_k, d=64, dtype=dtype)
     k[:, :, -3:] *= dtype.type(10)      # the last tile brings new maxima: alpha matters
@@ -50,7 +50,8 @@ def test_head_dims(d, d_v, causal):
 @pytest.mark.parametrize("options", [
     {"causal": True}, {"causal": "top_left"}, {"window": (TILE, 2)}, {"window": (0, 0)}, {"window": (None, 70)},
     {"causal": "top_left", "window": (TILE + 1, None)}, {"scale": -0.3}, {"scale": 0.0}, {"scale": 3.0},
-    {"softcap": 2.0}, {"alibi_slopes": np.float32([.5, .1])}, {"sinks": np.float32([.3, -np.inf])},
+    {"softcap": 2.0}, {"alibi_slopes": np.float32([.5, .1])}, {"alibi_slopes": np.float32([-.02, 0]), "causal": True},
+    {"sinks": np.float32([.3, -np.inf])},
     {"causal": True, "softcap": 5.0, "alibi_slopes": np.float32([[.5, .1]]), "sinks": np.float32([3, -1])}], ids=str)
 @pytest.mark.parametrize("n_q, n_k", [(2 * TILE + 3, TILE + 2), (200, 450)])
 def test_options(options, n_q, n_k):
@@ -61,6 +62,19 @@ def test_options(options, n_q, n_k):
 def test_heads_that_share_keys():
     check(*problem(batch=3, heads=6, kv_heads=2, n_q=140, n_k=150, d=128, dtype=BFLOAT16), causal=True)
     check(*problem(batch=2, heads=5, kv_heads=1, n_q=1, n_k=333, d=128, dtype=BFLOAT16))
+
+
+@pytest.mark.parametrize("d, options", [
+    (64, {"causal": True}), (64, {}), (64, {"window": (40, 40), "softcap": 3.0}), (128, {"causal": True}),
+    (128, {"window": (90, 7)}), (256, {"causal": "top_left"})], ids=str)
+def test_more_tiles_than_blocks(d, options):
+    """Blocks take one query tile after another, of many heads, in an order that depends on the mask."""
+    check(*problem(batch=2, heads=40, kv_heads=8, n_q=250, n_k=200, d=d, dtype=BFLOAT16), **options)
+
+
+def test_softcap_of_huge_scores():
+    do, q, k, v = problem(n_q=150, n_k=300, d=128, dtype=BFLOAT16)
+    check(do, (q.astype(np.float32) * 1e4).astype(BFLOAT16), k, v, softcap=5.0)
 
 
 def test_huge_scores():

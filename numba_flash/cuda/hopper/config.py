@@ -8,11 +8,13 @@ import numpy as np
 WARPGROUP = 128         # threads
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
 BOX = 64                # columns of a box of TMA with the 128-byte swizzle: boxes of a tile lie behind one another
-ITEM = 2                # bytes
+ITEM = 2                # bytes of an element
+BARRIER, NOTE = 8, 32   # bytes
 LOG2_E = math.log2(math.e)
 KEY_STEP = 16           # d is rounded up to the depth of one wgmma
 VALUE_STEP = 16         # and d_v to the columns of a packed fragment
 SMALLEST_FACTOR = 1e-30
+TARGET = 9, 0, "a"       # wgmma and setmaxnreg are Hopper's own
 
 
 def round_up(x, step):
@@ -34,8 +36,10 @@ class Tile:
         Warpgroups that compute, 64 query rows each. One more loads.
     producer_registers, consumer_registers : int
         Registers of a thread: 65536 are to be shared out, in steps of 8.
-    take_turns : bool
-        Whether two consumers hand work to the tensor cores in turn.
+    q_stages : int
+        Query tiles that fit into shared memory at once.
+    q_in_registers : bool
+        Whether a consumer keeps its rows of Q in registers.
     debug : bool
         Whether a wait that takes seconds ends the kernel with an error.
     """
@@ -43,9 +47,10 @@ class Tile:
     block_n: int
     stages: int = 2
     consumers: int = 2
-    producer_registers: int = 24
-    consumer_registers: int = 240
-    take_turns: bool = True
+    producer_registers: int = 40
+    consumer_registers: int = 232
+    q_stages: int = 1
+    q_in_registers: bool = False
     debug: bool = False
 
     @property
@@ -91,33 +96,51 @@ class Spec:
                    problem.alibi, problem.sinks)
 
 
-# Largest head dim to rows of a K/V tile. A consumer's thread has block_n / 2 registers for S, d_v / 2 for O and
-# block_n / 4 for P, and a few for the score hook; K and V of two stages and Q share 227 KB.
+# Largest head dim to tile shape. A consumer's thread has block_n / 2 registers for S, d_v / 2 for O, block_n / 4 for P,
+# perhaps d / 4 for Q, and needs some 30 more; K and V of two stages and Q share 227 KB.
 # `tests/cuda/test_hopper_compile.py` makes sure that none spills.
 #
-# Tried on an H200 in bfloat16, speed relative to cuDNN 9.19 in the same run, n 1024, 4096, 16384:
-#   d 64 full      128: .83 .93 .97   three consumers: .75 .96 1.10   128, 3 stages: .83 .91 .97   192: .71 .88 .99
-#   d 64 causal    128: .76 .92 1.00  three consumers: .61 .86 1.03   128, 3 stages: .76 .91 1.00  192: .68 .88 1.00
-#   d 128 full     128: .91 .98 1.01  144: .76 .98 1.04  160: .84 .97 1.03  176: .79 .96 1.03
-#   d 128 causal   128: .91 1.01 1.14 144: .79 1.00 1.15 160: .84 1.00 1.14 176: .81 .99 1.14
-#   d 256 full      80: 1.07 1.12 1.13  64: .92 1.03 .92      causal  80: .98 1.11 1.33  64: .92 .98 1.11
-# Consumers that take no turns lose 1 to 3 % at n 1024 and at d 64, and nothing elsewhere.
-BLOCK_N = {64: 128, 128: 128, 192: 112, 256: 80}
-BLOCK_N_WITH_HOOK = {64: 128, 128: 128, 192: 96, 256: 64}
+# Tried on an H200 in bfloat16; speed relative to cuDNN 9.19 in the same run, at n 1024, 4096, 16384, without a mask if
+# not said. Single figures scatter by 5 %.
+#   kept
+#     addresses that the compiler knows to be uniform (see `schedule`):
+#       d 64 .81 .94 .99 -> .94 1.10 1.19   d 128 .97 .99 1.01 -> .94 1.03 1.05   d 256 .97 1.02 1.08 -> 1.05 1.15 1.13
+#     O += P V runs during the softmax (the wait for V behind it keeps the compiler from waiting for O first):
+#       d 64, two consumers .85 .86 .83 -> .86 .91 .94      d 256 .95 .99 .99 -> .97 1.02 1.08
+#     under a causal mask, rounds of tiles of equal length (`heads_together`), instead of 40 MB of K and V together:
+#       d 128 .90 1.04 1.22 -> 1.02 1.32 1.18      d 256 .87 1.01 1.28 -> .99 1.33 1.28
+#     S of the next query tile starts before this one's epilogue: d 128 at n 1024 1.00 -> 1.04, causal 1.02 -> 1.06
+#     consumers without rows let K and V by: d 64 at n 1024 .93 -> 1.02
+#     three consumers at d 64: .96 .97 .93 -> 1.02 1.15 1.22; causal .91 .95 .97 -> .88 1.05 1.17
+#     Q in registers at d 128: 1.06 .99 .98 -> 1.02 1.04 1.06; causal 1.12 1.29 1.11 -> 1.15 1.26 1.18
+#   not kept
+#     consumers hand work to the tensor cores in turn:
+#       d 64, two consumers .91 .97 .95 -> .84 .91 .92      d 128 .94 1.03 1.05 -> .91 .97 1.01
+#     one loop over the K/V tiles of all query tiles: d 64 .94 1.10 1.19 -> .89 1.05 1.10, d 128 the same or less
+#     every eighth exponential as a polynomial on the multiply-add units: d 64 1.00 1.11 1.16 -> .92 1.01 1.03
+#     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01;
+#     at d 128 block_n 144 to 176: up to .03 more at n 16384, .1 to .2 less at n 1024
+TILES = {64: Tile(128, q_stages=2, consumers=3, producer_registers=32, consumer_registers=160),
+         128: Tile(128, q_in_registers=True), 192: Tile(112), 256: Tile(80)}
 
 
 def choose(spec):
     """The tile shape for a spec."""
-    table = BLOCK_N_WITH_HOOK if spec.hook else BLOCK_N
-    return Tile(next(rows for largest, rows in table.items() if max(spec.d, spec.d_v) <= largest))
+    return next(tile for largest, tile in TILES.items() if max(spec.d, spec.d_v) <= largest)
+
+
+def heads_together(problem, processors):
+    """How many heads' last query tiles come first, before any head's last but one: see `schedule`."""
+    causal = problem.right < problem.n_k and problem.left >= problem.n_k
+    return max(1, processors // 4) if causal else 1
 
 
 @dataclass(frozen=True)
 class Layout:
     """Offsets and sizes in bytes of what is in shared memory.
 
-    Each consumer has a tile for its rows of Q, in which it leaves its rows of O at the end. The barriers, 8 bytes each,
-    are those of `forward`: Q's, and four for each stage.
+    Each consumer has places of its own for its rows of Q, with a note of which rows they are. Barriers are those of
+    `forward`: two for each place of Q, of K and of V.
     """
 
     tile: Tile
@@ -126,10 +149,6 @@ class Layout:
     @property
     def q_bytes(self):
         return ROWS * round_up(self.spec.d, BOX) * ITEM
-
-    @property
-    def qo_bytes(self):
-        return ROWS * round_up(max(self.spec.d, self.spec.d_v), BOX) * ITEM
 
     @property
     def k_bytes(self):
@@ -141,7 +160,7 @@ class Layout:
 
     @property
     def k(self):
-        return self.tile.consumers * self.qo_bytes
+        return self.tile.q_stages * self.tile.consumers * self.q_bytes
 
     @property
     def v(self):
@@ -149,8 +168,15 @@ class Layout:
 
     @property
     def barriers(self):
-        return self.v + self.tile.stages * self.v_bytes
+        """Offsets of the first q_full, q_empty, k_full, k_empty, v_full, v_empty."""
+        counts = [self.tile.q_stages * self.tile.consumers] * 2 + [self.tile.stages] * 4
+        start = self.v + self.tile.stages * self.v_bytes
+        return tuple(start + BARRIER * sum(counts[:n]) for n in range(6))
+
+    @property
+    def notes(self):
+        return self.barriers[-1] + BARRIER * self.tile.stages
 
     @property
     def total(self):
-        return self.barriers + 8 * (1 + 4 * self.tile.stages)
+        return self.notes + NOTE * self.tile.q_stages * self.tile.consumers

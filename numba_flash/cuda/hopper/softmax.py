@@ -6,10 +6,18 @@ The hardware's exponential is base 2, so ``exp(s - m) = 2^(s factor - m factor)`
 
 from math import inf
 
-from ..ptx.arithmetic import exp2, fma, log2, maximum, reciprocal
+from ..compile import device
+from ..ptx.arithmetic import exp2, fma, log2, maximum, quotient, reciprocal
 from ..ptx.assembly import float32
 from ..ptx.fragments import elementwise, make_across_quad, make_fold_rows, rowwise
 from .config import LOG2_E
+
+
+@device
+def squash(s, cap):
+    """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 of cap, as scores need it."""
+    e = exp2(s * quotient(float32(2 * LOG2_E), cap))
+    return fma(float32(-2) * cap, reciprocal(float32(1) + e), cap)
 
 
 @elementwise

@@ -1,6 +1,6 @@
 """Float32 arithmetic that Numba has no short form of."""
 
-from .assembly import float32, instruction
+from .assembly import float32, instruction, int32
 
 
 @instruction("ex2.approx.ftz.f32 $0, $1;", float32, float32, pure=True)
@@ -35,3 +35,16 @@ def fma(x, y, z):
 @instruction("max.f32 $0, $1, $2;", float32, float32, float32, pure=True)
 def maximum(x, y):
     """The larger number; a NaN is passed over. ISA: "Floating Point Instructions: max"."""
+
+
+@instruction("redux.sync.or.b32 $0, $1, -1;", int32, int32, pure=True)
+def uniform(x):
+    """A number that is the same in all threads of a warp, who all call this, told to the compiler. ISA: "redux.sync".
+
+    It then keeps the number, and addresses made of it, in the registers that a warp has once, where wgmma wants them.
+    """
+
+
+@instruction("mov.u32 $0, %tid.x;", int32)
+def thread_number():
+    """threadIdx.x, read again instead of remembered. ISA: "Special Registers: %tid"."""

@@ -12,7 +12,7 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature as numba_signature
 
-float32, int32, uint32, uint64 = types.float32, types.int32, types.uint32, types.uint64
+float32, int32, int64, uint32, uint64 = types.float32, types.int32, types.int64, types.uint32, types.uint64
 CONSTRAINTS = {float32: "f", int32: "r", uint32: "r", uint64: "l"}
 LLVM_TYPES = {float32: ir.FloatType(), int32: ir.IntType(32), uint32: ir.IntType(32), uint64: ir.IntType(64)}
 

@@ -12,7 +12,7 @@ unit u of row r lies at unit ``u ^ (r % 8)``, so that reads down a column touch 
 from functools import lru_cache
 
 from llvmlite import ir
-from numba.cuda import types
+from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic, models, register_model
 
 from ..compile import device
@@ -79,26 +79,36 @@ def shared_memory(typing_context):
 @instruction("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
              "[$0], [$1, {$3, $4, $5, $6}], [$2];", None, uint32, uint64, uint32, int32, int32, int32, int32)
 def copy_to_shared(target, map_address, barrier, column, row, head, batch):
-    """Start to copy the box at (batch, head, row, column); the mbarrier counts its bytes. ISA: as `copy_to_global`."""
+    """Start to copy the box at (batch, head, row, column); the mbarrier counts its bytes.
+
+    ISA: "cp.async.bulk.tensor".
+    """
 
 
-@instruction("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [$0, {$2, $3, $4, $5}], [$1];",
-             None, uint64, uint32, int32, int32, int32, int32)
-def copy_to_global(map_address, source, column, row, head, batch):
-    """Start to write the box at (batch, head, row, column) of the array. ISA: "cp.async.bulk.tensor"."""
+@intrinsic
+def element_address(typing_context, array, batch, head, row):
+    """Address in global memory of the first element of a row of an array of four axes."""
+    def codegen(context, builder, signature, args):
+        value = context.make_array(signature.args[0])(context, builder, args[0])
+        address = builder.ptrtoint(value.data, ir.IntType(64))
+        for index, stride in zip(args[1:], cgutils.unpack_tuple(builder, value.strides, 3)):
+            address = builder.add(address, builder.mul(builder.sext(index, ir.IntType(64)), stride))
+        return address
 
-
-@instruction("cp.async.bulk.commit_group;", None)
-def commit_copies():
-    """Make a group of this thread's `copy_to_global` so far. ISA: "cp.async.bulk.commit_group"."""
-
-
-@instruction("cp.async.bulk.wait_group.read 0;", None)
-def wait_copies_read():
-    """Wait until this thread's groups no longer need their shared memory. ISA: "cp.async.bulk.wait_group"."""
+    return uint64(array, int32, int32, int32), codegen
 
 
 @device
 def swizzled(box, row, unit):
     """Address of a 16-byte unit of a row of a box."""
     return box + row * 128 + ((unit ^ (row & 7)) << 4)
+
+
+@instruction("st.shared.b32 [$0], $1;", None, uint32, int32)
+def store_shared(address, value):
+    """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
+
+
+@instruction("ld.shared.b32 $0, [$1];", int32, uint32)
+def load_shared(address):
+    """Read a number from shared memory. ISA: "Data Movement and Conversion Instructions: ld"."""

@@ -25,7 +25,7 @@ from numba.cuda import types
 from numba.cuda.typing import signature as numba_signature
 
 from ...problem import FLOAT16
-from .assembly import emit, float32, int32, pack, registers, uint32, unpack, with_arity
+from .assembly import emit, float32, int32, int64, pack, registers, uint32, uint64, unpack, with_arity
 
 ROWS = 64       # of a warpgroup's matrix
 QUAD = 1, 2     # xor of lanes that share their rows
@@ -53,8 +53,8 @@ def elementwise(function):
     """Turn ``f(x, ...) -> float32`` into ``f(fragment, ...) -> fragment``.
 
     A further argument that is a pair gives each element the value of its row; any other is the same for all elements.
-    If the function's second parameter is called ``column``, the thread's first column is to be passed for it, and each
-    element gets its own.
+    If the function's second parameter is called ``column``, the thread's first column is to be passed for it, as int32
+    or float32, and each element gets its own.
     """
     return _mapped(function, _row, list(inspect.signature(function).parameters)[1:2] == ["column"])
 
@@ -73,13 +73,16 @@ def _mapped(function, row, with_column):
                 its_args = [builder.extract_value(value, row(element)) if pair else value
                             for value, pair in zip(values[1:], is_pair)]
                 if with_column:
-                    its_args[0] = builder.add(its_args[0], ir.Constant(ir.IntType(32), _column(element)))
+                    its_args[0] = add(builder, its_args[0], ir.Constant(its_args[0].type, _column(element)))
                 _, result = context.call_internal_no_propagate(builder, compiled.fndesc, scalar, [x, *its_args])
                 results.append(result)
             return pack(builder, results)
 
         is_pair = [isinstance(arg, types.UniTuple) for arg in args]
-        arg_types = [int32, *args[1:]] if with_column else list(args)
+        arg_types = list(args)
+        if with_column and args[0] != float32:
+            arg_types[0] = int32
+        add = ir.IRBuilder.fadd if with_column and args[0] == float32 else ir.IRBuilder.add
         scalar_types = [arg.dtype if pair else arg for arg, pair in zip(arg_types, is_pair)]
         scalar = numba_signature(float32, fragment.dtype, *scalar_types)
         return numba_signature(registers(float32, fragment.count), fragment, *arg_types), codegen
@@ -169,22 +172,73 @@ def make_pack16(dtype):
     return with_arity(pack16, ("fragment",))
 
 
-def _store_fragment(typing_context, packed, address):
-    """Write a packed fragment of this warp's 16 rows into boxes of 64 swizzled columns and 64 rows.
+@lru_cache(maxsize=None)
+def make_load_fragment(columns):
+    """Build ``load_fragment(address)``: a packed fragment from boxes of 64 swizzled columns and 64 rows.
 
-    ``stmatrix.x4``, ISA: "Warp-level matrix store instruction: stmatrix": 16 rows by 16 columns at once. `address`:
+    ``ldmatrix.x4``, ISA: "Warp-level matrix load instruction: ldmatrix": 16 rows by 16 columns at once. `address`:
     `swizzled` for the warp's row ``lane % 16`` and unit ``lane // 16``.
     """
+    def load_fragment(typing_context, address):
+        def codegen(context, builder, signature, args):
+            words = []
+            for step in range(columns // 16):
+                box, within = divmod(step, 4)
+                text = (f"{{ .reg .b32 at; xor.b32 at, $4, {32 * within}; "
+                        f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$0, $1, $2, $3}}, [at + {box * ROWS * 128}]; }}")
+                out = emit(builder, text, ir.LiteralStructType([ir.IntType(32)] * 4), ["=r"] * 4, args, ["r"])
+                words += unpack(builder, out, 4)
+            return pack(builder, words)
+
+        return numba_signature(registers(uint32, columns // 4), uint32), codegen
+
+    return with_arity(load_fragment, ("address",))
+
+
+def _swap(builder, low, high, bit, mask):
+    """The quad's lanes whose `bit` is 0 give `high` for the `low` of the lane across; what each lane then has."""
+    sent = builder.select(bit, low, high)
+    received = emit(builder, f"shfl.sync.bfly.b32 $0, $1, {mask}, 31, -1;", ir.IntType(32), ["=r"], [sent], ["r"])
+    return builder.select(bit, received, low), builder.select(bit, high, received)
+
+
+def _store_rows(typing_context, packed, address, row_bytes, rows, columns):
+    """Write a packed fragment to global memory: this lane's two rows, of so many `columns`, if `rows` are left.
+
+    A lane has two neighbours of each eight columns; the four lanes of a quad first exchange them, so that each has
+    eight neighbours of every fourth eight columns, and writes 16 bytes at once::
+
+        lane 0   a0 b0 c0 d0           a0 a1 a2 a3
+        lane 1   a1 b1 c1 d1    -->    b0 b1 b2 b3         a, b, c, d: the eight columns 0..7, 8..15, ...
+        lane 2   a2 b2 c2 d2           c0 c1 c2 c3
+        lane 3   a3 b3 c3 d3           d0 d1 d2 d3
+
+    `address` is that of the first row, `row_bytes` the stride of rows, `rows` how many there are from the first on.
+    """
     def codegen(context, builder, signature, args):
-        values = unpack(builder, args[0], packed.count)
-        for step in range(packed.count // 4):
-            box, within = divmod(step, 4)
-            text = (f"{{ .reg .b32 at; xor.b32 at, $0, {32 * within}; "
-                    f"stmatrix.sync.aligned.m8n8.x4.shared.b16 [at + {box * ROWS * 128}], {{$1, $2, $3, $4}}; }}")
-            emit(builder, text, ir.VoidType(), [], [args[1], *values[4 * step:4 * step + 4]], ["r"] * 5)
+        words, (_, address, row_bytes, rows, columns) = unpack(builder, args[0], packed.count), args
+        int32_, int64_ = ir.IntType(32), ir.IntType(64)
+        lane = emit(builder, "mov.u32 $0, %tid.x;", int32_, ["=r"], [], [], pure=True)
+        quad_lane = builder.and_(lane, int32_(3))
+        odd, upper = (builder.icmp_unsigned("!=", builder.and_(quad_lane, int32_(bit)), int32_(0)) for bit in QUAD)
+        first = builder.mul(quad_lane, int32_(8))
+        address = builder.add(address, builder.zext(builder.mul(first, int32_(2)), int64_))
+        for half in range(2):
+            at = builder.add(address, builder.mul(row_bytes, int64_(8 * half)))
+            left = builder.select(builder.icmp_signed(">", rows, int32_(8 * half)), columns, int32_(0))
+            mine = words[half::2]
+            mine += [ir.Constant(int32_, ir.Undefined)] * (-len(mine) % 4)
+            for group in range(len(mine) // 4):
+                a, b, c, d = mine[4 * group:4 * group + 4]
+                (a, b), (c, d) = _swap(builder, a, b, odd, 1), _swap(builder, c, d, odd, 1)
+                (a, c), (b, d) = _swap(builder, a, c, upper, 2), _swap(builder, b, d, upper, 2)
+                inside = builder.icmp_signed("<", builder.add(first, int32_(32 * group)), left)
+                emit(builder, f"{{ .reg .pred inside; setp.ne.u32 inside, $0, 0; "
+                     f"@inside st.global.v4.b32 [$1 + {64 * group}], {{$2, $3, $4, $5}}; }}", ir.VoidType(), [],
+                     [builder.zext(inside, int32_), at, a, b, c, d], ["r", "l", "r", "r", "r", "r"])
         return context.get_dummy_value()
 
-    return numba_signature(types.void, packed, uint32), codegen
+    return numba_signature(types.void, packed, uint64, int64, int32, int32), codegen
 
 
-store_fragment = with_arity(_store_fragment, ("packed", "address"))
+store_rows = with_arity(_store_rows, ("packed", "address", "row_bytes", "rows", "columns"))

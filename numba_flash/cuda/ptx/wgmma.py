@@ -108,13 +108,16 @@ def make_product_of_shared(columns, depth, dtype, a_operand, b_operand):
 
 
 @lru_cache(maxsize=None)
-def make_product_of_registers(columns, depth, dtype, b_operand):
-    """Build ``product(acc, a, b)``: start ``acc += A B``, A a packed fragment, B at an address in shared memory."""
+def make_product_of_registers(columns, depth, dtype, b_operand, accumulate=True):
+    """Build ``product(acc, a, b)``: start ``acc += A B``, A a packed fragment, B at an address in shared memory.
+
+    Without `accumulate`, ``acc = A B``.
+    """
     def product(typing_context, acc, a, b):
         def codegen(context, builder, signature, args):
             acc, a, b = args
             return _product(builder, columns, depth, dtype, unpack(builder, acc, columns // 2),
-                            unpack(builder, a, depth // 4), None, _lower(builder, b, b_operand), b_operand, True)
+                            unpack(builder, a, depth // 4), None, _lower(builder, b, b_operand), b_operand, accumulate)
 
         fragment = registers(float32, columns // 2)
         return numba_signature(fragment, fragment, registers(uint32, depth // 4), uint32), codegen

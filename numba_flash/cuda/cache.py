@@ -1,0 +1,103 @@
+"""Compiled kernels, kept on disk: a process that finds them there imports neither Numba nor the kernels' own modules.
+
+A kernel factory is a function of hashable arguments (tile shape, flags, dtype) that returns a plain Python function,
+the kernel, and the Numba types of its parameters. Here it has a name only, "module:function" in this package, since its
+module imports Numba, which takes longer than everything else that a first call does.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Compiled(NamedTuple):
+    """Machine code, and what a launch needs to know of the kernel in it.
+
+    Attributes
+    ----------
+    name : str
+        The kernel's name.
+    parameters : list of str
+        What the kernel takes: "array" and a number of axes, or the `struct` code of a number or of bytes.
+    cubin : bytes
+    """
+
+    name: str
+    parameters: list
+    cubin: bytes
+
+
+@lru_cache(maxsize=None)
+def _source_hash():
+    """Hash of all that decides what a factory with given arguments compiles to: our sources and the compilers."""
+    digest = hashlib.sha256()
+    package = Path(__file__).parent
+    for path in sorted([*package.rglob("*.py"), package.parent / "scores.py", package.parent / "problem.py"]):
+        digest.update(path.read_bytes())
+    for name in ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"):
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            version = "none"
+        digest.update(f"{name} {version};".encode())
+    return digest.hexdigest()
+
+
+def cache_folder():
+    """Where machine code is kept: `$NUMBA_FLASH_CACHE`, else the user's cache folder; "" is nowhere."""
+    default = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"), "numba_flash")
+    return os.environ.get("NUMBA_FLASH_CACHE", str(default))
+
+
+def _read(path):
+    try:
+        head, cubin = path.read_bytes().split(b"\n", 1)
+        name, *parameters = head.decode().split()
+        return Compiled(name, parameters, cubin)
+    except (OSError, ValueError):
+        return None
+
+
+def _write(path, kernel):
+    """Keep a kernel for the next process, where that is possible; another process may do the same right now."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            file.write(" ".join([kernel.name, *kernel.parameters]).encode() + b"\n" + kernel.cubin)
+        os.replace(file.name, path)
+    except OSError:
+        pass
+
+
+def compiled(factory, args, threads, cc):
+    """The kernel of ``factory(*args)`` as machine code: from disk, or compiled and kept there.
+
+    Parameters
+    ----------
+    factory : str
+        "module:function".
+    args : tuple
+    threads : int
+        Threads of a block.
+    cc : tuple
+        Compute capability, (9, 0) say; (9, 0, "a") allows instructions that only this one has.
+
+    Returns
+    -------
+    kernel : Compiled
+    """
+    key = f"{_source_hash()} {factory}{args!r} {threads} {cc}"
+    folder = cache_folder()
+    path = Path(folder, hashlib.sha256(key.encode()).hexdigest() + ".cubin") if folder else None
+    kernel = path and _read(path)
+    if not kernel:
+        from .compile import build
+
+        kernel = build(factory, args, threads, cc)
+        if path:
+            _write(path, kernel)
+    return kernel

@@ -1,0 +1,136 @@
+"""A kernel that is on disk is launched without Numba: two processes one after the other, GPU and driver made up."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from numba_flash.cuda import SIMULATOR, compile
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
+ROOT = Path(__file__).parent.parent.parent
+
+CUPY = """
+    import numpy as np
+    from types import SimpleNamespace
+
+    class ndarray:
+        '''An array that calls itself CuPy's, and lies on the host.'''
+
+        def __init__(self, x):
+            self.x, self.data = x, SimpleNamespace(ptr=x.ctypes.data, device_id=0)
+
+        def __getattr__(self, name):
+            return getattr(self.x, name)
+
+        def __getitem__(self, index):
+            return ndarray(self.x[index])
+
+    def empty(shape, dtype):
+        return ndarray(np.empty(shape, dtype))
+
+    def empty_like(x):
+        return empty(x.shape, x.dtype)
+
+    def ascontiguousarray(x):
+        return x
+
+    class cuda:
+        class runtime:
+            getDevice = staticmethod(lambda: 0)
+            getDeviceCount = staticmethod(lambda: 1)
+            deviceGetAttribute = staticmethod(lambda number, device: {75: 9, 76: 0, 97: 227 << 10, 16: 132}[number])
+
+        @staticmethod
+        def get_current_stream():
+            return SimpleNamespace(ptr=0)
+"""
+
+CALL = """
+    import sys
+    import cupy, ml_dtypes, numpy as np
+    from numba_flash.cuda import cache, launch
+
+    class Driver:
+        loaded, launched = [], []
+
+        def __getattr__(self, name):
+            return lambda *args: 0
+
+        def cuModuleLoadData(self, module, cubin):
+            self.loaded.append(cubin)
+            return 0
+
+        def cuLaunchKernel(self, function, *shape_stream_arguments):
+            self.launched.append(bytes(shape_stream_arguments[-2]))
+            return 0
+
+    launch._driver = Driver
+    before
+
+    import numba_flash as nf
+    q = cupy.empty((1, 1, 3, 8), ml_dtypes.bfloat16)
+    o, lse = nf.attention(q, q, q, kernel="KERNEL", return_lse=True)
+    if "KERNEL" != "hopper":
+        nf.attention_backward(o, q, q, q, o, lse, kernel="KERNEL")
+    assert all(cubin.startswith(b"START") for cubin in Driver.loaded), Driver.loaded
+    for x in (o, lse):
+        assert not CHECK or x.data.ptr.to_bytes(8, sys.byteorder) in Driver.launched[0]
+    print(len(Driver.launched), len(Driver.loaded), [name for name in ("numba", "llvmlite") if name in sys.modules])
+"""
+
+MADE_UP = """
+    class compile:
+        '''Takes the place of the module that imports Numba.'''
+        build = staticmethod(lambda factory, args, threads, cc: cache.Compiled("kernel", [], b"made up"))
+
+    sys.modules["numba_flash.cuda.compile"] = compile
+"""
+
+
+def dedent(code):
+    return "\n".join(line[4:] for line in code.splitlines())
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run the call in a process of its own, and return what it prints."""
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "cupy.py").write_text(dedent(CUPY))
+    (tmp_path / "broken").mkdir()
+    for name in "numba", "numba_cuda", "llvmlite":
+        (tmp_path / "broken" / f"{name}.py").write_text("raise AssertionError('imported')")
+
+    def run(kernel, before, start, folders=("modules", "broken"), check=False):
+        code = dedent(CALL.replace("    before\n", before))
+        for word, value in ("KERNEL", kernel), ("START", start), ("CHECK", str(check)):
+            code = code.replace(word, value)
+        path = [*(str(tmp_path / folder) for folder in folders), str(ROOT)]
+        environment = {**os.environ, "NUMBA_FLASH_CACHE": str(tmp_path / "cache")}
+        done = subprocess.run([sys.executable, "-c", f"import sys\nsys.path[:0] = {path!r}\n{code}"], env=environment,
+                              capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.split(None, 2)
+
+    return run
+
+
+@pytest.mark.parametrize("kernel, kernels", [("hopper", 1), ("flash2", 4), ("flash1", 3)])
+def test_a_second_process_imports_no_numba(run, kernel, kernels):
+    first = run(kernel, MADE_UP, "made up")
+    second = run(kernel, "", "made up")
+    assert first == second == [str(kernels), str(kernels), "[]\n"]
+
+
+@pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
+@pytest.mark.parametrize("kernel", ["hopper", "flash2"])
+def test_a_second_process_runs_what_the_first_has_compiled(run, kernel):
+    first = run(kernel, "", "\\x7fELF", ["modules"], check=True)
+    second = run(kernel, "", "\\x7fELF", check=True)
+    assert first[:2] == second[:2] and first[2] != second[2] == "[]\n"
+
+
+def test_what_compiles_and_does_not_load_is_said(run):
+    with pytest.raises(AssertionError, match="numba.cuda can't be imported .imported.*repair numba-cuda"):
+        run("hopper", "", "")
