@@ -172,3 +172,62 @@ def test_keys_that_no_query_sees_never_leak(options):
     k[:, :, hidden], v[:, :, hidden] = np.nan, np.nan
     for got, right in zip(ENGINE.attention(q, k, v, **options), clean):
         np.testing.assert_array_equal(got, right)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 300), (300, 1), (TILE, TILE), (TILE + 1, 2 * TILE + 3), (333, 65)])
+def test_gradients_for_all_lengths(dtype, d, n_q, n_k):
+    do, q, k, v = problem(n_q=n_q, n_k=n_k, d=d, dtype=dtype)
+    ENGINE.check(do, q, k, v, dlse=do[..., 0].astype(np.float32))
+
+
+@pytest.mark.parametrize("d, d_v", [(8, 8), (16, 64), (40, 48), (64, 8), (64, 128), (72, 16), (96, 96), (128, 64)])
+def test_gradients_for_all_head_dims(d, d_v):
+    ENGINE.check(*problem(n_q=150, n_k=290, d=d, d_v=d_v, dtype=BFLOAT16), causal=True)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+@pytest.mark.parametrize("options", [
+    {"causal": True}, {"causal": "top_left"}, {"window": (TILE, 2)}, {"window": (0, 0)}, {"window": (None, 70)},
+    {"scale": -0.3}, {"scale": 0.0}, {"alibi_slopes": np.float32([.5, -.1]), "causal": True},
+    {"sinks": np.float32([.3, -np.inf]), "need": ("sinks",)}], ids=str)
+@pytest.mark.parametrize("n_q, n_k", [(2 * TILE + 3, TILE + 2), (200, 450)])
+def test_gradients_with_options(d, options, n_q, n_k):
+    """Some rows see nothing, and every tile of keys begins and ends at another query."""
+    ENGINE.check(*problem(n_q=n_q, n_k=n_k, d=d, dtype=BFLOAT16), **options)
+
+
+def test_gradients_of_heads_that_share_keys():
+    ENGINE.check(*problem(batch=3, heads=6, kv_heads=2, n_q=140, n_k=150, d=128, dtype=BFLOAT16), causal=True)
+    ENGINE.check(*problem(batch=2, heads=5, kv_heads=1, n_q=130, n_k=333, d=64, dtype=BFLOAT16))
+
+
+def test_gradients_of_what_nobody_sees():
+    """Keys that no query sees get zero, whatever they hold; queries that see no key change nothing."""
+    do, q, k, v = problem(n_q=200, n_k=300, d=64, dtype=BFLOAT16)
+    k[:, :, 200:], v[:, :, 200:] = np.nan, np.nan
+    o, lse, dq, dk, dv = ENGINE.both(do, q, k, v, causal="top_left")
+    right = ENGINE.both(do, q, k[:, :, :200], v[:, :, :200], causal="top_left")
+    for got, x in zip((o, lse, dq, dk[:, :, :200], dv[:, :, :200]), right):
+        np.testing.assert_allclose(got.astype(np.float32), x.astype(np.float32), rtol=1e-2, atol=1e-5)
+    assert not dk[:, :, 200:].any() and not dv[:, :, 200:].any()
+    _, _, dq, dk, dv = ENGINE.both(do[:, :, :50], q[:, :, :50], k[:, :, :1], v[:, :, :1], causal=True)
+    assert not dq[:, :, :-1].any()
+
+
+def test_gradients_of_any_strides():
+    do, q, k, v = problem(n_q=150, n_k=150, d=64, dtype=BFLOAT16)
+    odd = (np.broadcast_to(do[:, :, :, :1], do.shape), q[..., ::-1],
+           k.transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2), v[:, :, ::-1])
+    ENGINE.check(*odd)
+
+
+@pytest.mark.parametrize("change, options, words", [
+    ({"d": 136}, {}, "128"), ({}, {"softcap": 2.0}, "softcap"), ({}, {"deterministic": True}, "repeat")])
+def test_gradients_that_it_cannot_do(change, options, words):
+    do, q, k, v = (ENGINE.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
+    with pytest.raises(ValueError, match=words):
+        nf.attention_backward(do, q, k, v, do, do[..., 0].astype(np.float32), kernel="hopper", **options)

@@ -42,6 +42,31 @@ def test_kernel_stays_in_registers(spec):
     assert ptx.count(".param .align 128") == 3, "tensor maps are no longer passed by value"
 
 
+BACKWARD_SPECS = [
+    *(config.Spec(BFLOAT16, d, d_v, **options) for d in config.BACKWARD_TILES for d_v in config.BACKWARD_TILES
+      for options in ({}, {"hook": True, "alibi": True})),
+    *(config.Spec(FLOAT16, d, d) for d in (16, 48, 96, 128)),
+    *(config.Spec(BFLOAT16, d, d, hook=True) for d in (64, 128)),
+]
+
+
+@pytest.mark.parametrize("spec", BACKWARD_SPECS, ids=name)
+def test_backward_kernel_stays_in_registers(spec):
+    from numba_flash.cuda.hopper.backward import make_backward
+
+    tile = config.choose_backward(spec)
+    layout = config.BackwardLayout(tile, spec)
+    assert layout.total <= 227 * 1024 and not any(offset % 1024 for offset in layout.offsets[:6])
+    ptx, code = (compile.compile_kernel(*make_backward(tile, spec), tile.threads, config.TARGET, output)
+                 for output in ("ptx", "ltoir"))
+    assembled = compile.Assembled.of(*compile.link(code, config.TARGET))
+    assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
+    assert not re.search(r"\(C\d+\)", assembled.messages), assembled.messages
+    s, dp, dv, dk = spec.d // 16, spec.d_v // 16, tile.block_m // 16, tile.block_m // 16
+    assert ptx.count("wgmma.mma_async") == 2 * (s + dp) + dv + dk + 2 * tile.block_n // 16
+    assert ".f64" not in ptx and "call." not in ptx
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=name)
 def test_fits_into_an_h200(spec):
     tile = config.choose(spec)

@@ -1,12 +1,13 @@
-"""The engine ``hopper``: forward attention on the tensor cores of compute capability 9.0, for 16-bit inputs.
+"""The engine ``hopper``: attention and its gradients on the tensor cores of compute capability 9.0, for 16-bit inputs.
 
 ====================  ======================================================================
-``engine``            `why_not` and `forward`, the host's side
+``engine``            `why_not`, `forward` and `backward`, the host's side
 ``config``            which tile shape for which head dims, and what lies where in shared memory
 ``tensor_map``        the host's part of TMA: encode where an array's boxes lie
 ``schedule``          which block works on which query tile when, and on which K/V tiles
 ``softmax``           what happens to each score and to each row
-``forward``           the kernel
+``forward``           the kernel of the forward pass
+``backward``          that of the backward pass, which is young: head dims up to 128, no softcap, not deterministic
 ====================  ======================================================================
 
 Arrays that TMA can't address (a base or a stride that is no multiple of 16 bytes, elements of a row that are not

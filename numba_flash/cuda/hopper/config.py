@@ -180,3 +180,91 @@ class Layout:
     @property
     def total(self):
         return self.notes + NOTE * self.tile.q_stages * self.tile.consumers
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """How the backward kernel cuts up the scores: each of two consumers owns 64 rows of a K/V tile.
+
+    Attributes
+    ----------
+    block_m : int
+        Rows of a tile of Q and dO, a multiple of 16; of 64 if `dq_by_rows`.
+    dq_by_rows : bool
+        Whether a consumer computes half of the rows of a tile of dQ, or else half of its columns, which are then 128.
+    debug : bool
+        As in `Tile`.
+    """
+
+    block_m: int
+    dq_by_rows: bool
+    debug: bool = False
+
+    consumers, stages, producer_registers, consumer_registers = 2, 2, 40, 232
+
+    @property
+    def block_n(self):
+        return self.consumers * ROWS
+
+    @property
+    def dq_rows(self):
+        """Rows of a box of dQ, which is what a consumer adds at once."""
+        return ROWS if self.dq_by_rows else self.block_m
+
+    @property
+    def threads(self):
+        return (self.consumers + 1) * WARPGROUP
+
+
+BACKWARD_TILES = {64: BackwardTile(128, True), 128: BackwardTile(64, False)}
+
+
+def choose_backward(spec):
+    """The tile shape of the backward kernel for a spec; None if there is none."""
+    largest = max(spec.d, spec.d_v)
+    return next((tile for size, tile in BACKWARD_TILES.items() if largest <= size), None)
+
+
+@dataclass(frozen=True)
+class BackwardLayout:
+    """Offsets and sizes in bytes of what is in the backward kernel's shared memory."""
+
+    tile: BackwardTile
+    spec: Spec
+
+    def _boxes(self, columns):
+        return round_up(columns, BOX) // BOX
+
+    @property
+    def q_boxes(self):
+        return self._boxes(self.spec.d if self.tile.dq_by_rows else 2 * BOX)
+
+    @property
+    def v_boxes(self):
+        return self._boxes(self.spec.d_v)
+
+    @property
+    def sizes(self):
+        """Bytes of k, v, a place of q, of do, of ds, a consumer's part of dq, lse and delta."""
+        row, tile = BOX * ITEM, self.tile
+        dq = ROWS * round_up(self.spec.d, BOX // 2) * 4 if tile.dq_by_rows else tile.block_m * BOX * 4
+        return (self.q_boxes * tile.block_n * row, self.v_boxes * tile.block_n * row, self.q_boxes * tile.block_m * row,
+                self.v_boxes * tile.block_m * row, tile.consumers * tile.block_m * row, dq, 2 * tile.block_m * 4)
+
+    @property
+    def offsets(self):
+        """Offsets of k, v, q, do, ds, dq, of lse and delta, and of the barriers."""
+        k, v, q, do, ds, dq, rows = self.sizes
+        stages = self.tile.stages
+        sizes = k, v, stages * q, stages * do, stages * ds, self.tile.consumers * dq, stages * rows
+        return tuple(sum(sizes[:n]) for n in range(len(sizes) + 1))
+
+    @property
+    def barriers(self):
+        """Offsets of k_full, v_full, and the first q_full, q_empty, do_full, do_empty."""
+        start = self.offsets[-1]
+        return start, start + BARRIER, *(start + BARRIER * (2 + n * self.tile.stages) for n in range(4))
+
+    @property
+    def total(self):
+        return self.barriers[-1] + BARRIER * self.tile.stages

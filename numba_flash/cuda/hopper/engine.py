@@ -3,19 +3,25 @@
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
 from .. import SIMULATOR
+from ..host import run_delta, run_dsinks
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
-from .config import LOG2_E, ROWS, TARGET, Layout, Spec, choose, heads_together
+from .config import (BACKWARD_TILES, LOG2_E, ROWS, TARGET, BackwardLayout, Layout, Spec, choose, choose_backward,
+                     heads_together)
 from .tensor_map import encode, for_copies
 
 LARGEST_HEAD_DIM, HEAD_DIM_STEP = 256, 8        # a row of 8 elements is 16 bytes, the unit of TMA
+LARGEST_BACKWARD_HEAD_DIM = max(BACKWARD_TILES)
 LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
 
 # Packed arguments of former calls by where their arrays lay. Allocators give memory back in the same places again and
 # again, and to encode three tensor maps takes longer than all else that a call does.
 _packed = {}
 KEPT = 4096
+ROUND_THREADS = 256
 
 
 def why_not(problem, backward=False):
@@ -31,8 +37,6 @@ def _why_not_here():
 
 
 def _why_not(problem, backward):
-    if backward:
-        return "it has no backward pass yet"
     if problem.dtype not in (FLOAT16, BFLOAT16):
         return f"its tensor cores take float16 and bfloat16, and the inputs are {problem.dtype}"
     for name in "bias", "mask":
@@ -42,6 +46,12 @@ def _why_not(problem, backward):
         size = getattr(problem, name)
         if size % HEAD_DIM_STEP or size > LARGEST_HEAD_DIM:
             return (f"head dims must be multiples of {HEAD_DIM_STEP} up to {LARGEST_HEAD_DIM}, and {name} is {size}")
+    if backward and max(problem.d, problem.d_v) > LARGEST_BACKWARD_HEAD_DIM:
+        return f"its backward pass takes head dims up to {LARGEST_BACKWARD_HEAD_DIM}"
+    if backward and problem.softcap is not None:
+        return "its backward pass has no softcap yet"
+    if backward and problem.deterministic:
+        return "it adds dQ up in any order, so its bits don't repeat"
     if max(problem.n_q, problem.n_k) > LARGEST_LENGTH:
         return f"sequences must not be longer than {LARGEST_LENGTH}"
     return None
@@ -73,17 +83,22 @@ def make_plan(problem, device):
     tile = choose(spec)
     heads, tiles_m = problem.batch * problem.heads, -(-problem.n_q // tile.block_m)
     tiles, processors = tiles_m * heads, attribute(PROCESSORS, device)
-    factor = LOG2_E if spec.hook else LOG2_E * problem.scale
-    cap = 1.0 if problem.softcap is None else problem.softcap
     return Plan(
         launcher("hopper.forward:make_forward", (tile, spec), (tile.threads, 1), Layout(tile, spec).total, TARGET),
         min(tiles, processors), tile.block_n,
-        (problem.n_k, problem.group, tiles, tiles_m, min(heads, heads_together(problem, processors)), problem.scale,
-         factor, cap, problem.offset, problem.left, problem.right))
+        (problem.n_k, problem.group, tiles, tiles_m, min(heads, heads_together(problem, processors)),
+         *_numbers(spec, problem)))
+
+
+def _numbers(spec, problem):
+    """The arguments that both kernels end with: scale, the exponent's factor, softcap, and the band."""
+    factor = LOG2_E if spec.hook else LOG2_E * problem.scale
+    cap = 1.0 if problem.softcap is None else problem.softcap
+    return problem.scale, factor, cap, problem.offset, problem.left, problem.right
 
 
 def forward(problem, operands, o, lse):
-    """Fill o and lse. There is no `backward` yet, and `why_not` says so."""
+    """Fill o and lse."""
     problem, operands = without_unseen_keys(problem, operands)
     q, k, v, slopes, _, _, sinks = operands
     device = q.data.device_id
@@ -103,3 +118,27 @@ def forward(problem, operands, o, lse):
     plan.launcher.run(plan.blocks, packed)
     if target is not o:
         o.view("uint16")[...] = target.view("uint16")
+
+
+def backward(problem, operands, do, dlse, o, lse, gradients):
+    """Fill the gradients. Extra memory: delta, one number per query, and dQ in float32."""
+    import cupy
+    delta = run_delta(problem, do, o, dlse, lse)
+    run_dsinks(operands, lse, delta, gradients.dsinks)
+    first, stop = problem.seen
+    dk, dv = gradients.dk[:, :, first:stop], gradients.dv[:, :, first:stop]
+    if stop - first < problem.n_k:
+        gradients.dk.view("uint16")[...], gradients.dv.view("uint16")[...] = 0, 0
+    problem, operands = without_unseen_keys(problem, operands)
+    spec = Spec.of(problem)
+    tile = choose_backward(spec)
+    q, k, v, do = map(for_copies, (operands.q, operands.k, operands.v, do))
+    sums = cupy.zeros(problem.q_shape, np.float32)
+    maps = [encode(x, rows) for x, rows in ((q, tile.block_m), (k, tile.block_n), (v, tile.block_n), (do, tile.block_m),
+                                            (sums, tile.dq_rows))]
+    launch = launcher("hopper.backward:make_backward", (tile, spec), (tile.threads, 1),
+                      BackwardLayout(tile, spec).total, TARGET)
+    launch(-(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
+           (*maps, lse, delta, dk, dv, operands.alibi_slopes, problem.n_k, problem.group, *_numbers(spec, problem)))
+    launch = launcher("hopper.backward:make_round", (ROUND_THREADS, problem.dtype), (ROUND_THREADS, 1), 0)
+    launch(-(-sums.size // ROUND_THREADS), (sums.ravel(), gradients.dq.ravel(), problem.scale))

@@ -37,34 +37,27 @@ from math import inf
 
 from ...scores import make_score, shared_keys
 from ..compile import cuda, device
-from ..ptx.arithmetic import thread_number, uniform
+from ..ptx.arithmetic import uniform
 from ..ptx.assembly import float32, int32
 from ..ptx.barriers import (barrier_sync, fence_mbarrier_init, make_set_registers, mbarrier_arrive, mbarrier_expect,
                             mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
-from ..ptx.copies import (copy_to_shared, element_address, load_shared, make_parameter_address, shared_memory,
+from ..ptx.copies import (copy_boxes, element_address, load_shared, make_parameter_address, shared_memory,
                           store_shared, swizzled, tensor_map)
 from ..ptx.fragments import (elementwise, first_column, first_row, make_filled, make_load_fragment, make_pack16,
                              store_rows)
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared, make_wait
 from ..signatures import array_type, int64, none, real_array
 from .config import BOX, LOG2_E, NOTE, ROWS, WARPGROUP, Layout, round_up
-from .schedule import divide, following, key_tiles, own_stop, tile_number, tile_place
+from .schedule import divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number, tile_place
 from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, probability,
                       product, scaled, squash, top, total, weight_of)
 
 OWN = 1                     # the block's barriers from here on are the consumers' own
 WARP = 32
-BOX_ROW = 2 * BOX           # bytes
 LAST = -1                   # "first row" in the note after the last query tile
 
 shared_keys = device(shared_keys)
 first_row, first_column = device(first_row), device(first_column)
-
-
-@device
-def thread_of_warpgroup():
-    """Number of the thread in its warpgroup; asked for anew each time, for to remember it takes a register."""
-    return thread_number() & (WARPGROUP - 1)
 
 
 @lru_cache(maxsize=None)
@@ -109,12 +102,6 @@ def make_forward(tile, spec):
     # ---- the producer's warps ----------------------------------------------------------------------------------------
 
     @device
-    def load_boxes(target, map_address, barrier, boxes, rows, row, head, batch):
-        """Start to copy `rows` rows, box by box."""
-        for box in range(boxes):
-            copy_to_shared(target + box * rows * BOX_ROW, map_address, barrier, box * BOX, row, head, batch)
-
-    @device
     def load_queries(shared, q_map, band, order):
         """Load Q_i of all query tiles, each consumer's rows for itself, and note which tile it is."""
         tiles, tiles_m, heads, all_heads, together, _ = order
@@ -131,7 +118,7 @@ def make_forward(tile, spec):
                 if leader:
                     write_note(shared + notes + NOTE * place, i_first, b, h, j, j_stop)
                     mbarrier_expect(shared + q_full + 8 * place, q_bytes)
-                    load_boxes(shared + place * q_bytes, q_map, shared + q_full + 8 * place, q_boxes, ROWS,
+                    copy_boxes(shared + place * q_bytes, q_map, shared + q_full + 8 * place, q_boxes, ROWS,
                                i_first + consumer * ROWS, h, b)
                 consumer = uniform(consumer + int32(1))     # so that the loop is not unrolled, which takes registers
             stage, phase = following(stage, phase, q_stages)
@@ -166,7 +153,7 @@ def make_forward(tile, spec):
                 wait_for(empty + 8 * stage, phase)
                 if leader:
                     mbarrier_expect(full + 8 * stage, size)
-                    load_boxes(target + stage * size, x_map, full + 8 * stage, boxes, block_n, j * block_n, kv_h, b)
+                    copy_boxes(target + stage * size, x_map, full + 8 * stage, boxes, block_n, j * block_n, kv_h, b)
                 stage, phase = following(stage, phase, stages)
                 j = uniform(j + int32(1))                   # as above
             turn += int32(1)

@@ -17,10 +17,17 @@ wgmma's operands start must be there.
 
 from ...scores import seen_keys
 from ..compile import cuda, device
-from ..ptx.arithmetic import uniform
+from ..ptx.arithmetic import thread_number, uniform
 from ..ptx.assembly import int32, uint32
+from .config import WARPGROUP
 
 seen_keys = device(seen_keys)
+
+
+@device
+def thread_of_warpgroup():
+    """Number of the thread in its warpgroup; asked for anew each time, for to remember it takes a register."""
+    return thread_number() & (WARPGROUP - 1)
 
 
 @device

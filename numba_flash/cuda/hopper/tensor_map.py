@@ -3,14 +3,15 @@
 import ctypes
 from functools import lru_cache
 
-from ...problem import FLOAT16
+from ...problem import BFLOAT16, FLOAT16, FLOAT32
 from ..launch import call_driver
-from .config import BOX, ITEM
+from .config import ITEM
 
-FLOAT16_CODE, BFLOAT16_CODE = 6, 9                          # CUtensorMapDataType
+CODES = {FLOAT16: 6, FLOAT32: 7, BFLOAT16: 9}               # CUtensorMapDataType
 NO_INTERLEAVE, SWIZZLE_128, L2_256, FILL_ZEROS = 0, 3, 3, 0     # CUtensorMapInterleave, ...Swizzle, ...
 ALIGNMENT = 16                                              # bytes, of the base and of all strides
 LARGEST_STRIDE = 1 << 40
+BOX_BYTES = 128                                             # of a row: as many as the swizzle has
 
 
 @lru_cache(maxsize=1024)
@@ -30,7 +31,7 @@ def for_copies(x):
 
 
 def encode(x, rows):
-    """The tensor map of a (batch, heads, n, d) array, in boxes of 64 columns and so many rows: 128 bytes.
+    """The tensor map of a (batch, heads, n, d) array, in boxes of 128 bytes and so many rows: 128 bytes, too.
 
     The map goes to the kernel by value. It depends on nothing but what the array is, so that the next array at the same
     place, of the same shape, has the same: allocators give memory back in the same places again and again.
@@ -45,8 +46,8 @@ def _encode(dtype, address, shape, strides, rows):
     space = ctypes.create_string_buffer(128 + 64)
     start = -ctypes.addressof(space) % 64                   # the driver wants a multiple of 64
     call_driver("cuTensorMapEncodeTiled", ctypes.byref(space, start),
-                FLOAT16_CODE if dtype == FLOAT16 else BFLOAT16_CODE, 4, ctypes.c_void_p(address),
+                CODES[dtype], 4, ctypes.c_void_p(address),
                 (ctypes.c_uint64 * 4)(*shape[::-1]), (ctypes.c_uint64 * 3)(*strides[2::-1]),
-                (ctypes.c_uint32 * 4)(BOX, rows, 1, 1), (ctypes.c_uint32 * 4)(1, 1, 1, 1),
+                (ctypes.c_uint32 * 4)(BOX_BYTES // dtype.itemsize, rows, 1, 1), (ctypes.c_uint32 * 4)(1, 1, 1, 1),
                 NO_INTERLEAVE, SWIZZLE_128, L2_256, FILL_ZEROS)
     return space.raw[start:start + 128]

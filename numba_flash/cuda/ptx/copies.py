@@ -16,8 +16,9 @@ from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic, models, register_model
 
 from ..compile import device
-from .assembly import emit, instruction, int32, uint32, uint64
+from .assembly import emit, float32, instruction, int32, uint32, uint64
 
+BOX_ROW, BOX_COLUMNS = 128, 64  # bytes, and numbers of 16 bits
 SWIZZLE_ALIGNMENT = 1024        # bytes: 8 rows of 128, after which the swizzle repeats
 SHARED_SPACE = 3                # number of the address space in NVVM
 
@@ -85,6 +86,29 @@ def copy_to_shared(target, map_address, barrier, column, row, head, batch):
     """
 
 
+@device
+def copy_boxes(target, map_address, barrier, boxes, rows, row, head, batch):
+    """Start to copy so many boxes side by side, of so many rows, to behind one another."""
+    for box in range(boxes):
+        copy_to_shared(target + box * rows * BOX_ROW, map_address, barrier, box * BOX_COLUMNS, row, head, batch)
+
+
+@instruction("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [$0, {$2, $3, $4, $5}], [$1];",
+             None, uint64, uint32, int32, int32, int32, int32)
+def add_to_global(map_address, source, column, row, head, batch):
+    """Start to add the box to the array's at (batch, head, row, column), in any order. ISA: "cp.reduce.async.bulk"."""
+
+
+@instruction("cp.async.bulk.commit_group;", None)
+def commit_copies():
+    """Make a group of this thread's `add_to_global` so far. ISA: "cp.async.bulk.commit_group"."""
+
+
+@instruction("cp.async.bulk.wait_group.read 0;", None)
+def wait_copies_read():
+    """Wait until this thread's groups no longer need their shared memory. ISA: "cp.async.bulk.wait_group"."""
+
+
 @intrinsic
 def element_address(typing_context, array, batch, head, row):
     """Address in global memory of the first element of a row of an array of four axes."""
@@ -101,11 +125,16 @@ def element_address(typing_context, array, batch, head, row):
 @device
 def swizzled(box, row, unit):
     """Address of a 16-byte unit of a row of a box."""
-    return box + row * 128 + ((unit ^ (row & 7)) << 4)
+    return box + row * BOX_ROW + ((unit ^ (row & 7)) << 4)
 
 
 @instruction("st.shared.b32 [$0], $1;", None, uint32, int32)
 def store_shared(address, value):
+    """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
+
+
+@instruction("st.shared.f32 [$0], $1;", None, uint32, float32)
+def store_shared_float(address, value):
     """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
 
 

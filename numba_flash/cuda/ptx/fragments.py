@@ -52,11 +52,21 @@ def _column(element):
 def elementwise(function):
     """Turn ``f(x, ...) -> float32`` into ``f(fragment, ...) -> fragment``.
 
-    A further argument that is a pair gives each element the value of its row; any other is the same for all elements.
+    A further argument that is a pair gives each element the value of its row, one that is a fragment its own value; any
+    other is the same for all elements.
     If the function's second parameter is called ``column``, the thread's first column is to be passed for it, as int32
     or float32, and each element gets its own.
     """
     return _mapped(function, _row, list(inspect.signature(function).parameters)[1:2] == ["column"])
+
+
+def columnwise(function):
+    """Turn ``f(x, ..., number) -> float32`` into ``f(fragment, ..., address) -> fragment``, else like `elementwise`.
+
+    Each element gets the float32 number of its column from shared memory, where those of neighbouring columns are
+    neighbours; `address` is that of the thread's first.
+    """
+    return _mapped(function, _row, False, numbers=True)
 
 
 def rowwise(function):
@@ -64,26 +74,37 @@ def rowwise(function):
     return _mapped(function, lambda element: element, False)
 
 
-def _mapped(function, row, with_column):
+def _mapped(function, row, with_column, numbers=False):
     def mapped(typing_context, fragment, *args):
         def codegen(context, builder, signature, values):
             compiled = context.compile_subroutine(builder, function, scalar)
             results = []
             for element, x in enumerate(unpack(builder, values[0], fragment.count)):
-                its_args = [builder.extract_value(value, row(element)) if pair else value
-                            for value, pair in zip(values[1:], is_pair)]
+                its_args = [value if index is None else builder.extract_value(value, index(element))
+                            for value, index in zip(values[1:], indices)]
+                if numbers:
+                    if element % 4 == 0:        # only now: to have all at hand takes registers
+                        loaded = emit(builder, f"ld.shared.v2.f32 {{$0, $1}}, [$2 + {8 * element}];",
+                                      ir.LiteralStructType([ir.FloatType()] * 2), ["=f"] * 2, values[-1:], ["r"])
+                    its_args[-1] = builder.extract_value(loaded, element % 2)
                 if with_column:
                     its_args[0] = add(builder, its_args[0], ir.Constant(its_args[0].type, _column(element)))
                 _, result = context.call_internal_no_propagate(builder, compiled.fndesc, scalar, [x, *its_args])
                 results.append(result)
             return pack(builder, results)
 
-        is_pair = [isinstance(arg, types.UniTuple) for arg in args]
+        def index_of(arg):
+            if isinstance(arg, types.UniTuple):
+                return row if arg.count == 2 else lambda element: element
+
+        indices = list(map(index_of, args))
         arg_types = list(args)
         if with_column and args[0] != float32:
             arg_types[0] = int32
         add = ir.IRBuilder.fadd if with_column and args[0] == float32 else ir.IRBuilder.add
-        scalar_types = [arg.dtype if pair else arg for arg, pair in zip(arg_types, is_pair)]
+        scalar_types = [arg if index is None else arg.dtype for arg, index in zip(arg_types, indices)]
+        if numbers:
+            arg_types[-1], scalar_types[-1] = uint32, float32
         scalar = numba_signature(float32, fragment.dtype, *scalar_types)
         return numba_signature(registers(float32, fragment.count), fragment, *arg_types), codegen
 
@@ -242,3 +263,62 @@ def _store_rows(typing_context, packed, address, row_bytes, rows, columns):
 
 
 store_rows = with_arity(_store_rows, ("packed", "address", "row_bytes", "rows", "columns"))
+
+
+def _store_transposed(typing_context, packed, address):
+    """Write a packed fragment of this warp's 16 rows, transposed, into a box of 64 swizzled columns, the rows.
+
+    ``stmatrix.x4.trans``, ISA: "Warp-level matrix store instruction: stmatrix": 16 rows by 16 columns at once.
+    `address`: `swizzled` for the box's row ``lane % 8 + lane // 16 * 8`` and unit ``2 * warp + lane // 8 % 2``.
+    """
+    def codegen(context, builder, signature, args):
+        values = unpack(builder, args[0], packed.count)
+        for step in range(packed.count // 4):
+            text = f"stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0 + {step * 16 * 128}], {{$1, $2, $3, $4}};"
+            emit(builder, text, ir.VoidType(), [], [args[1], *values[4 * step:4 * step + 4]], ["r"] * 5)
+        return context.get_dummy_value()
+
+    return numba_signature(types.void, packed, uint32), codegen
+
+
+store_transposed = with_arity(_store_transposed, ("packed", "address"))
+
+
+def _store_floats(typing_context, fragment, address):
+    """Write a fragment into boxes of 32 swizzled columns of float32 and 64 rows.
+
+    `address`: of the thread's first row and column in the first box, `swizzled`: unit ``lane % 4 // 2`` of the row, and
+    8 bytes more if lane is odd.
+    """
+    def codegen(context, builder, signature, args):
+        values = unpack(builder, args[0], fragment.count)
+        for element in range(0, fragment.count, 2):
+            group, half = divmod(element // 2, 2)
+            box, within = divmod(group, 4)
+            emit(builder, f"{{ .reg .b32 at; xor.b32 at, $0, {32 * within}; "
+                 f"st.shared.v2.f32 [at + {box * ROWS * 128 + half * 8 * 128}], {{$1, $2}}; }}", ir.VoidType(), [],
+                 [args[1], *values[element:element + 2]], ["r", "f", "f"])
+        return context.get_dummy_value()
+
+    return numba_signature(types.void, fragment, uint32), codegen
+
+
+store_floats = with_arity(_store_floats, ("fragment", "address"))
+
+
+def _store_floats_transposed(typing_context, fragment, addresses):
+    """Write a fragment, transposed, into a box of 32 swizzled columns of float32, which are rows of the fragment.
+
+    `addresses`: of the thread's first two rows' elements in its first two columns, (0, 0), (0, 1), (8, 0), (8, 1).
+    """
+    def codegen(context, builder, signature, args):
+        for element, value in enumerate(unpack(builder, args[0], fragment.count)):
+            group, corner = divmod(element, 4)
+            emit(builder, f"st.shared.f32 [$0 + {group * 8 * 128}], $1;", ir.VoidType(), [],
+                 [builder.extract_value(args[1], corner), value], ["r", "f"])
+        return context.get_dummy_value()
+
+    return numba_signature(types.void, fragment, registers(uint32, 4)), codegen
+
+
+store_floats_transposed = with_arity(_store_floats_transposed, ("fragment", "addresses"))
