@@ -174,6 +174,7 @@ def attention_vjp(q, k, v, *, return_lse=False, out=None, kernel="auto", **optio
     (1, 2, 6, 4)
     """
     call = describe("attention_vjp", q, k, v, **options)
+    call = call.on_views()
     o, lse = _forward(call, out, kernel)
     lse = call.drop_axes(lse)
 

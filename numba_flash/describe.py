@@ -42,6 +42,14 @@ class Call(NamedTuple):
     device: Any
     given: dict
 
+    def on_views(self):
+        """The same call on arrays of its own, of the same memory: the caller may give his another shape."""
+        def view(x):
+            return None if x is None else x[...]
+
+        return self._replace(operands=Operands(*map(view, self.operands)),
+                             given={name: view(x) for name, x in self.given.items()})
+
     def drop_axes(self, x):
         """Take off the leading axes that the caller's arrays don't have."""
         return x if self.rank == 4 else x.reshape(x.shape[4 - self.rank:])
@@ -65,7 +73,7 @@ class Call(NamedTuple):
         return x if self.rank == 4 else x[(None,) * (4 - self.rank)]
 
 
-def describe(caller, q, k, v, *, scale=None, causal=False, window=None, softcap=None, alibi_slopes=None, bias=None,
+def describe(caller, q, k, v, /, *, scale=None, causal=False, window=None, softcap=None, alibi_slopes=None, bias=None,
              mask=None, sinks=None, **unknown):
     """Turn a call's arguments into a `Call`, or raise.
 
@@ -134,7 +142,8 @@ def make_problem(q, k, v, q_dtype, k_dtype, v_dtype, scale, causal, sides, softc
     (batch, heads, n_q, d), (_, kv_heads, n_k, d_v) = (1,) * (4 - rank) + q, (1,) * (4 - rank) + v
     offset, left, right = _band(causal, sides, n_q, n_k)
     is_float64 = q_dtype == FLOAT64
-    return Problem(batch, heads, kv_heads, n_q, n_k, d, d_v, q_dtype, _scale(scale, d, is_float64), offset, left, right,
+    dtype = DTYPES[DTYPES.index(q_dtype)]           # without the metadata that the caller's may carry
+    return Problem(batch, heads, kv_heads, n_q, n_k, d, d_v, dtype, _scale(scale, d, is_float64), offset, left, right,
                    _softcap(softcap, is_float64), alibi, bias, mask, sinks)
 
 

@@ -55,7 +55,7 @@ def choose(kernel, device, problem, backward=False):
     """
     if not isinstance(kernel, str):
         raise TypeError(f"kernel must be the name of an engine or 'auto', got {type(kernel).__name__}")
-    return _choose(kernel, device, problem, backward)
+    return _choose(str(kernel), device, problem, backward)
 
 
 @lru_cache(maxsize=4096)

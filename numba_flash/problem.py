@@ -67,7 +67,14 @@ class Problem:
 
     @cached_property
     def _hash(self):
-        return hash(tuple(getattr(self, field) for field in self.__dataclass_fields__))
+        return hash(self._fields)
+
+    @property
+    def _fields(self):
+        return tuple(getattr(self, field) for field in self.__dataclass_fields__)
+
+    def __reduce__(self):           # hashes of another process are others
+        return Problem, self._fields
 
     @cached_property
     def group(self):

@@ -89,13 +89,16 @@ def judge(answer, do, q, k, v, *, dlse=None, need=(), **options):
     o, lse = standard_attention(q, k, v, return_lse=True, dtype="input", **options)
     naive = ([o], [lse], *zip(standard_attention_backward(do, q, k, v, dtype="input", **backward),
                               flash_attention_2_backward(do, q, k, v, o, lse, dtype="input", **backward)))
-    absolute = _roundings(oracle[0], do, q, k, v, options.get("scale"))
+    absolute = _roundings(oracle[0], do, q, k, v, options.get("scale"), options.get("bias"))
     return {name: error_and_limit(got, right, rough, q.dtype, 2 if name in ("o", "lse") else 3, absolute[name])
             for name, got, right, rough in zip(names, answer, oracle, naive)}
 
 
-def _roundings(o, do, q, k, v, scale):
+def _roundings(o, do, q, k, v, scale, bias):
     """What rounding alone may do to each answer, from the sizes of scores, and of the terms that cancel."""
+    bias = np.ones(1) if bias is None else np.atleast_1d(bias)
+    rows, heads = q.size // q.shape[-1], q.shape[-3] if q.ndim > 2 else 1
+    bias_rows = max(1, bias.size // max(1, bias.shape[-1]))
     scale = q.shape[-1]**-0.5 if scale is None else abs(scale)
     do_size, q_size, k_size, v_size = (_row_norms(x).max(initial=0.0) for x in (do, q, k, v))
     eps = np.finfo(np.float64 if np.dtype(q.dtype) == np.float64 else np.float32).eps
@@ -105,7 +108,7 @@ def _roundings(o, do, q, k, v, scale):
         ds += ROUNDING[q.dtype.name] * (_row_norms(do) * _row_norms(o)).max(initial=0.0) / o.shape[-1]**0.5
     return {"o": of_score * np.abs(o).max(initial=0.0, where=np.isfinite(o)), "lse": of_score,
             "dq": scale * ds * k_size, "dk": scale * ds * q_size, "dv": (4 * eps + of_score) * do_size,
-            "dbias": ds, "dsinks": ds}
+            "dbias": ds * max(1, rows / bias_rows)**0.5, "dsinks": ds * (rows / heads)**0.5}
 
 
 def _row_norms(x):

@@ -1,10 +1,17 @@
-"""Leaving out the keys that nobody sees changes nothing."""
+"""What a Problem must stay, whoever keeps it; and leaving out the keys that nobody sees changes nothing."""
+
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import normal, problem
+from helpers import Engine, check_answer, normal, problem
 
+import numba_flash as nf
 from numba_flash import cpu
+from numba_flash.cuda.hopper.config import Spec
 from numba_flash.describe import describe
 from numba_flash.problem import without_unseen_keys
 
@@ -35,3 +42,44 @@ def test_keys_that_nobody_sees_are_left_out():
     trimmed, operands = without_unseen_keys(*(lambda c: (c.problem, c.operands))(
         describe("attention", q, k, v, window=(1, 0))))
     assert trimmed.n_k == 4 and np.shares_memory(operands.k, k[:, :, 5:])
+
+
+def test_a_problem_of_another_process_is_the_same():
+    """Hashes of words differ from process to process, so a kept hash must not come along."""
+    code = """import pickle, sys, numpy as np
+from numba_flash.describe import describe
+x = describe("attention", *[np.ones((1, 1, 3, 4))] * 3, softcap=2.0).problem
+hash(x)
+sys.stdout.buffer.write(pickle.dumps(x))"""
+    x = pickle.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout)
+    assert hash(x) == hash(replace(x)) and {x: 1}[replace(x)]
+
+
+def test_a_shape_that_the_caller_changes_is_his_own():
+    do, q, k, v = problem(batch=2, n_q=6)
+    o, pullback = nf.attention_vjp(q, k, v)
+    right = pullback(do)
+    q.shape = 1, 4, 6, 8
+    for got, expected in zip(pullback(do), right):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_dtype_metadata_stays_with_its_owner():
+    x = np.ones((1, 1, 3, 4), np.dtype(np.float32, metadata={"owner": "somebody"}))
+    nf.attention(x, x, x)
+    assert nf.attention(*[np.ones((1, 1, 3, 4), np.float32)] * 3).dtype.metadata is None
+
+
+def test_a_factor_that_float32_cannot_hold_is_no_factor():
+    for scale, hook in (1e-38, True), (0.125, False), (3e38, True), (-1.0, True):
+        x = np.ones((1, 1, 3, 64), np.float16)
+        assert Spec.of(describe("attention", x, x, x, scale=scale).problem).hook == hook
+
+
+def test_a_gradient_that_is_a_sum_of_many_may_be_off_by_their_roundings():
+    """dbias of a bias that is one number is 0, whatever rounding of o makes of it."""
+    do, q, k, v = problem(batch=2, heads=4, n_q=60, d=8, dtype="float16")
+    do = (do * np.float16(30)).astype(np.float16)
+    bias = np.zeros((), np.float32)
+    check_answer(Engine("cpu", "numpy").both(do, q, k, v, need=("bias",), bias=bias), do, q, k, v, need=("bias",),
+                 bias=bias)

@@ -42,4 +42,7 @@ one of 32 *banks* wait for each other.
 
 import os
 
-SIMULATOR = os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+try:                                    # as Numba reads it, which must not be imported for this
+    SIMULATOR = bool(int(os.environ.get("NUMBA_ENABLE_CUDASIM", "0")))
+except ValueError:
+    SIMULATOR = False

@@ -9,6 +9,7 @@ import hashlib
 import importlib.metadata
 import os
 import tempfile
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -33,11 +34,17 @@ class Compiled(NamedTuple):
 
 @lru_cache(maxsize=None)
 def _source_hash():
-    """Hash of all that decides what a factory with given arguments compiles to: our sources and the compilers."""
+    """Hash of all that decides what a factory with given arguments compiles to: our sources and the compilers.
+
+    None where the sources are no files.
+    """
     digest = hashlib.sha256()
     package = Path(__file__).parent
-    for path in sorted([*package.rglob("*.py"), package.parent / "scores.py", package.parent / "problem.py"]):
-        digest.update(path.read_bytes())
+    try:
+        for path in sorted([*package.rglob("*.py"), package.parent / "scores.py", package.parent / "problem.py"]):
+            digest.update(path.read_bytes())
+    except OSError:
+        return None
     for name in ("numba", "numba-cuda", "llvmlite", "nvidia-nvvm", "nvidia-nvjitlink", "cuda-core"):
         try:
             version = importlib.metadata.version(name)
@@ -49,28 +56,40 @@ def _source_hash():
 
 def cache_folder():
     """Where machine code is kept: `$NUMBA_FLASH_CACHE`, else the user's cache folder; "" is nowhere."""
+    if "NUMBA_FLASH_CACHE" in os.environ:
+        return os.path.expanduser(os.environ["NUMBA_FLASH_CACHE"])
     default = Path(os.environ.get("XDG_CACHE_HOME") or Path(os.path.expanduser("~"), ".cache"), "numba_flash")
-    return os.environ.get("NUMBA_FLASH_CACHE", str(default))
+    return str(default) if default.is_absolute() else ""
+
+
+def _checksum(kernel):
+    words = " ".join([kernel.name, *kernel.parameters]).encode()
+    return hashlib.sha256(words + b"\n" + kernel.cubin).hexdigest()
 
 
 def _read(path):
+    """What `_write` has written; None if it isn't there, or not as it was written."""
     try:
         head, cubin = path.read_bytes().split(b"\n", 1)
-        name, *parameters = head.decode().split()
-        return Compiled(name, parameters, cubin)
+        checksum, name, *parameters = head.decode().split()
     except (OSError, ValueError):
         return None
+    kernel = Compiled(name, parameters, cubin)
+    return kernel if checksum == _checksum(kernel) else None
 
 
 def _write(path, kernel):
     """Keep a kernel for the next process, where that is possible; another process may do the same right now."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(" ".join([kernel.name, *kernel.parameters]).encode() + b"\n" + kernel.cubin)
-        os.replace(file.name, path)
-    except OSError:
-        pass
+            try:
+                head = " ".join([_checksum(kernel), kernel.name, *kernel.parameters])
+                file.write(head.encode() + b"\n" + kernel.cubin)
+                file.close()
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
 
 
 def compiled(factory, args, threads, cc):
@@ -91,7 +110,7 @@ def compiled(factory, args, threads, cc):
     kernel : Compiled
     """
     key = f"{_source_hash()} {factory}{args!r} {threads} {cc}"
-    folder = cache_folder()
+    folder = cache_folder() if _source_hash() else ""
     path = Path(folder, hashlib.sha256(key.encode()).hexdigest() + ".cubin") if folder else None
     kernel = path and _read(path)
     if not kernel:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from numba_flash.cuda import SIMULATOR, compile
+from numba_flash.cuda import SIMULATOR, cache, compile
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothing")
 ROOT = Path(__file__).parent.parent.parent
@@ -134,3 +134,43 @@ def test_a_second_process_runs_what_the_first_has_compiled(run, kernel):
 def test_what_compiles_and_does_not_load_is_said(run):
     with pytest.raises(AssertionError, match="numba.cuda can't be imported .imported.*repair numba-cuda"):
         run("hopper", "", "")
+
+
+KERNEL = cache.Compiled("name", ["array4", "q", "128s"], b"\x7fELF, and\nso on")
+
+
+def test_a_damaged_file_is_no_kernel(tmp_path):
+    path = tmp_path / "folder" / "kernel"
+    cache._write(path, KERNEL)
+    assert cache._read(path) == KERNEL and [*path.parent.iterdir()] == [path]
+    content = path.read_bytes()
+    for damaged in (b"", content[:20], content[:-1], content + b" ", content.replace(b"q", b"d"), b"hello\nworld",
+                    b"\xff" + content, content.replace(b"so", b"os")):
+        path.write_bytes(damaged)
+        assert cache._read(path) is None
+    assert cache._read(tmp_path) is None
+
+
+def test_what_can_not_be_kept_leaves_nothing_behind(tmp_path):
+    (tmp_path / "kernel").mkdir()               # in its place
+    cache._write(tmp_path / "kernel", KERNEL)
+    assert [path.name for path in tmp_path.iterdir()] == ["kernel"]
+    (tmp_path / "file").write_text("")
+    cache._write(tmp_path / "file" / "kernel", KERNEL)
+
+
+def test_cache_folder(monkeypatch):
+    monkeypatch.setenv("NUMBA_FLASH_CACHE", "~/kept")
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert cache.cache_folder() == "/somewhere/kept"
+    monkeypatch.delenv("NUMBA_FLASH_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert cache.cache_folder() == ""
+
+
+@pytest.mark.parametrize("value, on", [("1", True), ("0", False), ("", False), ("false", False), ("00", False)])
+def test_simulator_is_on_when_numba_says_so(value, on):
+    code = "from numba_flash.cuda import SIMULATOR; print(SIMULATOR)"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "NUMBA_ENABLE_CUDASIM": value},
+                          capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.split() == [str(on)], done.stderr

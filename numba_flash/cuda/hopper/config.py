@@ -13,7 +13,7 @@ BARRIER, NOTE = 8, 32   # bytes
 LOG2_E = math.log2(math.e)
 KEY_STEP = 16           # d is rounded up to the depth of one wgmma
 VALUE_STEP = 16         # and d_v to the columns of a packed fragment
-SMALLEST_FACTOR = 1e-30
+SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
 TARGET = 9, 0, "a"       # wgmma and setmaxnreg are Hopper's own
 
 
@@ -91,7 +91,7 @@ class Spec:
         A factor of the exponent must be a positive float32, or ``max(s) * factor`` is not the maximum: else, hook.
         """
         softcap = problem.softcap is not None
-        hook = softcap or problem.alibi or not problem.scale > SMALLEST_FACTOR
+        hook = softcap or problem.alibi or not SMALLEST_FACTOR < problem.scale < LARGEST_FACTOR
         return cls(problem.dtype, round_up(problem.d, KEY_STEP), round_up(problem.d_v, VALUE_STEP), hook, softcap,
                    problem.alibi, problem.sinks)
 
