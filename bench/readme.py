@@ -235,8 +235,8 @@ def rungs_float32(result, *names):
 
 def circumstances(gpu, result):
     """On what all was measured, and when."""
-    return "\n".join(f"- {dtype}: {part['gpu'].split(',')[0]}, {part['date']}"
-                     for dtype, part in (("float32", gpu), ("bfloat16", result["speed"])))
+    parts = {"float32": gpu, "bfloat16": result["speed"], "bfloat16, matrix product": result["matmul"]}
+    return "\n".join(f"- {what}: {part['gpu'].split(',')[0]}, {part['date']}" for what, part in parts.items())
 
 
 def rung_hopper(result):
@@ -265,7 +265,7 @@ def rungs_backward(result):
 def ceiling(gpu, result):
     """How far the last rungs are from what the machine does without softmax, and from others' kernels."""
     part = result["matmul"]
-    product = [(row["d"], f"{row['hopper TFLOP/s']:.0f}", f"{row['matmul TFLOP/s']:.0f}", f"{row['share']:.0%}")
+    product = [(row["d"], f"{row['hopper TFLOP/s']:.0f}", f"{row['matmul TFLOP/s']:.0f}", f"{row['share']:.1%}")
                for row in part["rows"]]
     peers = [(row["direction"], row["d"], f"{row['flash2 TFLOP/s']:.1f}", f"{row['torch efficient TFLOP/s']:.1f}",
               f"{row['flash2 / torch']:.0%}") for row in gpu["rows"] if row["mask"] == "full"]
