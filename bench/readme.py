@@ -1,8 +1,16 @@
-"""The README's figures, made from the results: ``python -m bench readme`` rewrites them, and a test compares."""
+"""The figures of the README and of the syllabus, ``numba_flash/cuda/README.md``, made from the results and from
+`reference.traffic`: ``python -m bench readme`` rewrites them, and a test compares.
+"""
 
 import json
 from pathlib import Path
 from textwrap import fill
+
+from numba_flash.cuda import config
+from numba_flash.cuda.hopper import config as hopper_config
+from reference import traffic
+
+from .measure import flops
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
@@ -181,8 +189,114 @@ def figures():
     return BEGIN + "\n" + "\n".join(parts) + END
 
 
-def main(path=ROOT / "README.md", quick=False):
-    """Put the figures into the README."""
-    text = Path(path).read_text(encoding="utf-8")
-    begin, end = text.index(BEGIN), text.index(END) + len(END)
-    Path(path).write_text(text[:begin] + figures() + text[end:], encoding="utf-8")
+# ---- the syllabus ----------------------------------------------------------------------------------------------------
+
+BATCH, HEADS, N, D = 4, 32, 4096, 64        # its example; float32 is 4 bytes, and 16 bits are 2
+
+
+def tile_rows(kernel):
+    """block_m and block_n of the fastest shape that `flash1` or `flash2` has for the example in float32."""
+    return next(shape[:2] for largest, _, shape in config.FLOAT32_SHAPES[kernel] if D <= largest)
+
+
+def moved(count, backward=False):
+    """Bytes of one head as cells: GB read and written by all heads, and how many operations there are for a byte."""
+    read_gb, written_gb = (BATCH * HEADS * x * 1e-9 for x in count)
+    per_byte = flops(BATCH, HEADS, N, N, D, backward=backward) * 1e-9 / (read_gb + written_gb)
+    return f"{read_gb:.1f}", f"{written_gb:.1f}", f"{per_byte:.0f}"
+
+
+def tflops(rows, name, **case):
+    """Measured TFLOP/s of the example in one of a result's rows."""
+    case = {"n": N, "d": D, "mask": "full", **case}
+    return next(f"{row[f'{name} TFLOP/s']:.1f}" for row in rows if case.items() <= row.items())
+
+
+def rung_forward(name):
+    """Bytes that the forward pass of an engine moves in the example, float32."""
+    if name == "standard":
+        return traffic.standard_attention_traffic(N, N, D, itemsize=4, extra_passes=1)
+    count, kernel = {"flash1": (traffic.flash_attention_1_traffic, "flash1_forward"),
+                     "flash2": (traffic.flash_attention_2_traffic, "forward")}[name]
+    block_m, block_n = tile_rows(kernel)
+    return count(N, N, D, block_m=block_m, block_n=block_n, itemsize=4)
+
+
+COUNTS = "GB read", "GB written", "operations per byte", "TFLOP/s"
+
+
+def rungs_float32(result, *names):
+    """Forward passes in float32; extra memory was measured for 4 heads."""
+    extra = next(row for row in result["memory_mib"] if row["n"] == N)
+    rows = [(name, *moved(rung_forward(name)), tflops(result["rows"], name, direction="forward"),
+             f"{extra[f'{name} forward']:.1f}") for name in names]
+    return markdown(("forward, float32", *COUNTS, "extra MiB for 4 heads"), rows)
+
+
+def circumstances(gpu, result):
+    """On what all was measured, and when."""
+    parts = {"float32": gpu, "bfloat16": result["speed"], "bfloat16, matrix product": result["matmul"]}
+    return "\n".join(f"- {what}: {part['gpu'].split(',')[0]}, {part['date']}" for what, part in parts.items())
+
+
+def rung_hopper(result):
+    """The Hopper kernel in 16 bits, and what its bytes would be with the query tiles of flash2."""
+    def row(words, block_m, measured):
+        count = traffic.flash_attention_2_traffic(N, N, D, block_m=block_m, block_n=1, itemsize=2)
+        return words.format(block_m), *moved(count), measured
+
+    tile, speed = hopper_config.choose(hopper_config.Spec(None, D, D)), result["speed"]["rows"]
+    return markdown(("forward, bfloat16", *COUNTS), [
+        row("with query tiles of {} rows, as in flash2", tile_rows("forward")[0], "-"),
+        row("hopper, query tiles of {} rows", tile.block_m, tflops(speed, "hopper", dtype="bfloat16"))])
+
+
+def rungs_backward(result):
+    """Backward passes in float32."""
+    block_n = tile_rows("flash1_backward")[1]
+    flash1 = traffic.flash_attention_1_backward_traffic(N, N, D, block_m=1, block_n=block_n, itemsize=4)
+    block_m, block_n = tile_rows("dq")[0], tile_rows("dkdv")[1]
+    flash2 = traffic.flash_attention_2_backward_traffic(N, N, D, block_m=block_m, block_n=block_n, itemsize=4)
+    cells = {"standard": ("-",) * 3, "flash1": moved(flash1, True), "flash2": moved(flash2, True)}
+    return markdown(("backward, float32", *COUNTS), [
+        (name, *counts, tflops(result["rows"], name, direction="backward")) for name, counts in cells.items()])
+
+
+def ceiling(gpu, result):
+    """How far the last rungs are from what the machine does without softmax, and from others' kernels."""
+    part = result["matmul"]
+    product = [(row["d"], f"{row['hopper TFLOP/s']:.0f}", f"{row['matmul TFLOP/s']:.0f}", f"{row['share']:.1%}")
+               for row in part["rows"]]
+    peers = [(row["direction"], row["d"], f"{row['flash2 TFLOP/s']:.1f}", f"{row['torch efficient TFLOP/s']:.1f}",
+              f"{row['flash2 / torch']:.0%}") for row in gpu["rows"] if row["mask"] == "full"]
+    return (markdown((f"bfloat16, n {part['rows'][0]['n']}, d", "hopper TFLOP/s",
+                      f"product of {part['size']} x {part['size']}", "share"), product) + "\n\n"
+            + markdown((f"float32, n {N}", "d", "flash2 TFLOP/s", "PyTorch", "share"), peers))
+
+
+def syllabus():
+    """The figures of the syllabus, by name."""
+    gpu, result = read("gpu"), read("hopper")
+    return {"circumstances": circumstances(gpu, result), "standard": rungs_float32(gpu, "standard"),
+            "flash1": rungs_float32(gpu, "standard", "flash1"), "flash2": rungs_float32(gpu, "flash1", "flash2"),
+            "hopper": rung_hopper(result), "backward": rungs_backward(gpu), "ceiling": ceiling(gpu, result)}
+
+
+SYLLABUS = Path("numba_flash", "cuda", "README.md")
+
+
+def pages():
+    """Each page's blocks of figures, between their marks."""
+    named = [f"{BEGIN.replace('figures', f'figures of {name}')}\n\n{table}\n\n{END}"
+             for name, table in syllabus().items()]
+    return {Path("README.md"): [figures()], SYLLABUS: named}
+
+
+def main(root=ROOT, quick=False):
+    """Put the figures into the pages."""
+    for page, blocks in pages().items():
+        text = (Path(root) / page).read_text(encoding="utf-8")
+        for block in blocks:
+            begin = text.index(block.splitlines()[0])
+            text = text[:begin] + block + text[text.index(END, begin) + len(END):]
+        (Path(root) / page).write_text(text, encoding="utf-8")

@@ -1,8 +1,15 @@
-"""The README's figures are those of the stored results."""
+"""The figures of the README and of the syllabus are those of the stored results."""
 
+import re
+
+import numpy as np
 import pytest
 
-from bench.readme import HOPPER_PARTS, ROOT, figures, hopper_figures
+from bench.readme import (BATCH, D, HEADS, HOPPER_PARTS, N, ROOT, SYLLABUS, figures, hopper_figures, main, pages,
+                          tile_rows)
+from numba_flash.cuda import SIMULATOR
+from numba_flash.cuda.config import choose
+from numba_flash.describe import describe
 
 WHERE = {"date": "2026-01-02", "gpu": "NVIDIA H200, and more", "versions": {"torch": "2.11.0"}, "cudnn": "9.19.0"}
 SPEED = [{"dtype": "bfloat16", "d": 64, "n": n, "mask": mask, "hopper TFLOP/s": 400.4, **ratio}
@@ -39,6 +46,40 @@ def words_of(names):
 
 def test_the_readme_has_the_stored_figures():
     assert figures() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("number", range(len(pages()[SYLLABUS])))
+def test_the_syllabus_has_the_stored_figures(number):
+    assert pages()[SYLLABUS][number] in (ROOT / SYLLABUS).read_text(encoding="utf-8"), "run python -m bench readme"
+
+
+def test_main_puts_figures_back(tmp_path):
+    for page, blocks in pages().items():
+        text = stored = (ROOT / page).read_text(encoding="utf-8")
+        for block in blocks:
+            first, *_, last = block.splitlines()
+            text = text.replace(block, f"{first}\nold\n{last}")
+        assert text != stored
+        (tmp_path / page).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / page).write_text(text, encoding="utf-8")
+    main(tmp_path)
+    assert all((tmp_path / page).read_text(encoding="utf-8") == (ROOT / page).read_text(encoding="utf-8")
+               for page in pages())
+
+
+def test_the_syllabus_shows_all_pictures_and_names_files_that_exist():
+    links = set(re.findall(r"\]\(([^)#]+)", (ROOT / SYLLABUS).read_text(encoding="utf-8")))
+    folder = (ROOT / SYLLABUS).parent
+    assert all((folder / link).exists() for link in links)
+    assert {folder / link for link in links if link.endswith(".svg")} == set((folder / "pictures").iterdir())
+
+
+@pytest.mark.skipif(SIMULATOR, reason="the simulator has tile shapes of its own")
+@pytest.mark.parametrize("kernel", ["forward", "dkdv", "dq", "flash1_forward", "flash1_backward"])
+def test_the_syllabus_counts_with_the_shapes_that_an_h200_gets(kernel):
+    q = np.broadcast_to(np.float32(0), (BATCH, HEADS, N, D))
+    tile = choose(kernel, describe("attention", q, q, q).problem, 227 * 1024).tile
+    assert tile_rows(kernel) == (tile.block_m, tile.block_n)
 
 
 @pytest.mark.parametrize("name", HOPPER_PARTS)
