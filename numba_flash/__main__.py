@@ -1,4 +1,4 @@
-"""The command line: ``python -m numba_flash info | check | demo``."""
+"""The command line: ``python -m numba_flash info | check | demo | lesson``."""
 
 import argparse
 import sys
@@ -17,9 +17,10 @@ def main(arguments=None):
     Returns
     -------
     status : int
-        1 if `check` found a wrong engine, otherwise 0.
+        1 if `check` found a wrong engine, or `lesson` a file that does not pass; otherwise 0.
     """
     from .demo import Settings
+    from .lessons import command
 
     parser = argparse.ArgumentParser(prog="python -m numba_flash", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
@@ -32,6 +33,8 @@ def main(arguments=None):
                           type=type(setting.default) if setting.default is not None else str,
                           help=setting.metadata["help"])
     demo.add_argument("--plot", metavar="FILE.png", help="draw the loss curve (needs matplotlib)")
+    lesson = commands.add_parser("lesson", help="learn to write these kernels: exercises, checked without a GPU")
+    command.add_arguments(lesson)
     arguments = parser.parse_args(arguments)
 
     if arguments.command == "info":
@@ -42,6 +45,11 @@ def main(arguments=None):
         from .check import check
 
         return 1 if check() else 0
+    elif arguments.command == "lesson":
+        try:
+            return command.run(arguments)
+        except (ValueError, OSError) as error:       # no such lesson, no such file, or one that is there already
+            lesson.error(str(error))
     else:
         try:
             run_demo(Settings(**{setting.name: getattr(arguments, setting.name) for setting in fields(Settings)}),

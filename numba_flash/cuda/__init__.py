@@ -1,4 +1,4 @@
-"""The CUDA engines: the only place that imports `numba.cuda`, and only to compile.
+"""The CUDA engines: beside the lessons the only place that imports `numba.cuda`, and only to compile.
 
 Host code, which runs at each call and imports neither Numba nor a kernel:
 
