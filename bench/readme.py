@@ -109,7 +109,7 @@ def hopper_speed(part):
     means = ", ".join(f"{mean:.2f} in {dtype}" for dtype, mean in part["geometric mean"].items())
     return paragraph(
         f"TFLOP/s on one {part['gpu'].split(',')[0]}, {part['date']}, and in parentheses the share of {peer(part)} in",
-        "the same run; 2048 / d heads, 16384 / n batches.",
+        "the same run; 2048 / d heads, rounded down, and 16384 / n batches.",
         f"Geometric mean of the shares over d 64, 128 and 256: {means}." if means else ""
     ) + "\n" + beside_cudnn(sorted(part["rows"], key=lambda row: (row["dtype"], row["d"])), "dtype", "d", "mask")
 
@@ -123,7 +123,8 @@ def hopper_gqa(part):
 def hopper_options(part):
     header = "", "mask", "n", "hopper", "of plain", "FlexAttention", "hopper / FlexAttention"
     return paragraph(
-        f"TFLOP/s with options, bfloat16, d 128, 16 heads, {part['date']}, beside PyTorch",
+        f"TFLOP/s with options, bfloat16, d 128, 16 heads, 16384 / n batches, in a run of their own, {part['date']},",
+        "beside PyTorch",
         f"{part['versions'].get('torch', '(not there)')}'s compiled FlexAttention.",
         "The window shows a query 1024 keys: only these count, and plain is causal attention there."
     ) + "\n" + markdown(header, [
@@ -136,7 +137,8 @@ def hopper_matmul(part):
     return paragraph(
         f"A bfloat16 product of two {part['size']} x {part['size']} matrices runs at {one['matmul TFLOP/s']:.0f}",
         f"TFLOP/s, attention at n {one['n']}, {one['mask']}, at",
-        " and ".join(f"{row['share']:.0%} of that for d {row['d']}" for row in part["rows"]) + f" ({part['date']}).")
+        " and ".join(f"{row['share']:.0%} of that for d {row['d']}" for row in part["rows"]),
+        f"(in turns with it, in a run of its own, {part['date']}).")
 
 
 def hopper_error(part):

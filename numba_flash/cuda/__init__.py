@@ -3,8 +3,8 @@
 Host code, which runs at each call and imports neither Numba nor a kernel:
 
 ==================  ==================================================================================
-``flash1, flash2``  the engines that are lessons: `why_not`, `forward`, `backward`
-``hopper``          the forward pass with the tensor cores of compute capability 9.0
+``flash1, flash2``  the engines in plain `@cuda.jit`: `why_not`, `forward`, `backward`
+``hopper``          the engine with the tensor cores of compute capability 9.0
 ``host``            what flash1 and flash2 share around their kernels: delta, dbias, dsinks
 ``config``          which tile shape for which head dim, and why
 ``launch``          from machine code to a running kernel
