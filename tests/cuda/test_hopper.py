@@ -130,12 +130,13 @@ def test_a_visible_nan_comes_out():
     assert np.isnan(o.astype(np.float32)).all() and np.isnan(lse).all()
 
 
-def test_every_run_gives_the_same_bits():
-    _, q, k, v = problem(batch=4, heads=16, n_q=500, d=128, dtype=BFLOAT16)
-    first = ENGINE.attention(q, k, v, causal=True)
-    for _ in range(10):
-        for a, b in zip(ENGINE.attention(q, k, v, causal=True), first):
-            np.testing.assert_array_equal(a, b)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_run_gives_the_same_bits(d, causal):
+    """A place in shared memory that is written before all have read it shows once in some hundred runs."""
+    q, k, v = (ENGINE.put(x) for x in problem(batch=4, heads=16, n_q=500, d=d, dtype=BFLOAT16)[1:])
+    runs = [nf.attention(q, k, v, causal=causal, kernel="hopper").view("u2") for _ in range(300)]
+    assert not any(bool((x != runs[0]).any()) for x in runs[1:])
 
 
 def test_graph_capture_and_replay():

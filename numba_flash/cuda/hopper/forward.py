@@ -170,14 +170,22 @@ def make_forward(tile, spec):
 
     @device
     def queries(shared, place):
-        """Q as the first operand of S = Q K^T; from registers, its place is free again at once."""
+        """Q as the first operand of S = Q K^T."""
         address = shared + place * q_bytes
         if q_in_registers:
             thread = thread_of_warpgroup()
-            q = load_q(swizzled(address, (thread >> 5) * 16 + (thread & 15), (thread & 31) >> 4))
-            mbarrier_arrive(shared + q_empty + 8 * place)
-            return q
+            return load_q(swizzled(address, (thread >> 5) * 16 + (thread & 15), (thread & 31) >> 4))
         return address
+
+    @device
+    def leave_queries(shared, place):
+        """Let the producer have the place of Q_i, after a product that had Q in registers.
+
+        Not before it: an arrival does not wait for this thread's loads that are under way, and what they have still to
+        read would be the next query tile.
+        """
+        if q_in_registers:
+            mbarrier_arrive(shared + q_empty + 8 * place)
 
     @device
     def let_by(shared, j, j_stop, stage, phase, consumer):
@@ -290,6 +298,7 @@ def make_forward(tile, spec):
             q = queries(shared, consumer)
             wait_for(shared + k_full, phase)
             s = wait_all(multiply_qk(undefined_s(), q, shared + k_tiles))
+            leave_queries(shared, consumer)
             if leader:
                 mbarrier_arrive(shared + k_empty)
 
@@ -364,6 +373,7 @@ def make_forward(tile, spec):
                 store(o, m, l, factor, sink, o_array, lse, b, h, i)
 
                 s = wait_all(s)
+                leave_queries(shared, q_place)
                 if leader and next_first != LAST:
                     mbarrier_arrive(shared + k_empty + 8 * stage)
                 i_first, b, h = next_first, next_b, next_h
