@@ -25,10 +25,11 @@ ROUND_THREADS = 256
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return why_no_device() or _why_not_here() or why_not_for_tensor_cores(problem) or _why_not(problem, backward)
+    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem) or _why_not(problem, backward)
 
 
-def _why_not_here():
+def why_not_here():
+    """Why it does not run on the current device, in words; None if it does."""
     if SIMULATOR:
         return "Numba's simulator has no tensor cores"
     here = capability()
