@@ -16,7 +16,7 @@ from reference.tolerance import judge
 from .measure import bytes_beyond_answer, event_seconds, flops, in_turn, table, wall_seconds, write
 
 HIDDEN, TOKENS = 2048, 16384          # heads * d, batch * n
-KERNELS = [name for name in engines.ON_GPU if name != "hopper"]      # which has no float32
+KERNELS = [name for name in engines.ON_GPU if name not in engines.ONLY_16_BIT]
 MEMORY_LENGTHS = (2048, 4096, 8192, 16384)
 
 

@@ -8,6 +8,7 @@ from textwrap import fill
 
 from numba_flash.cuda import config
 from numba_flash.cuda.hopper import config as hopper_config
+from numba_flash.cuda.tensor_cores.spec import Spec
 from reference import traffic
 
 from .measure import flops
@@ -247,7 +248,7 @@ def rung_hopper(result):
         count = traffic.flash_attention_2_traffic(N, N, D, block_m=block_m, block_n=1, itemsize=2)
         return words.format(block_m), *moved(count), measured
 
-    tile, speed = hopper_config.choose(hopper_config.Spec(None, D, D)), result["speed"]["rows"]
+    tile, speed = hopper_config.choose(Spec(None, D, D)), result["speed"]["rows"]
     return markdown(("forward, bfloat16", *COUNTS), [
         row("with query tiles of {} rows, as in flash2", tile_rows("forward")[0], "-"),
         row("hopper, query tiles of {} rows", tile.block_m, tflops(speed, "hopper", dtype="bfloat16"))])
