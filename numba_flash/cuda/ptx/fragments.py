@@ -32,6 +32,7 @@ from .assembly import emit, float32, int32, int64, pack, registers, uint32, uint
 
 ROWS = 64       # of a warpgroup's matrix
 QUAD = 1, 2     # xor of lanes that share their rows
+GROUP_BYTES = 128 * 16   # what a warpgroup holds in four elements of float32
 
 
 def first_row(thread):
@@ -237,6 +238,25 @@ def make_pack16(dtype):
 
 
 @lru_cache(maxsize=None)
+def make_unpack16(dtype):
+    """Build ``unpack16(packed)``, the inverse of `make_pack16`."""
+    if dtype == FLOAT16:
+        text = ("{ .reg .b16 x; mov.b32 {x, _}, $1; cvt.f32.f16 $0, x; }",
+                "{ .reg .b16 x; mov.b32 {_, x}, $1; cvt.f32.f16 $0, x; }")
+    else:               # bfloat16 is the upper half of a float32
+        text = "shl.b32 $0, $1, 16;", "and.b32 $0, $1, 0xffff0000;"
+
+    def unpack16(typing_context, packed):
+        def codegen(context, builder, signature, args):
+            return pack(builder, [emit(builder, line, ir.FloatType(), ["=f"], [word], ["r"], pure=True)
+                                  for word in unpack(builder, args[0], packed.count) for line in text])
+
+        return numba_signature(registers(float32, 2 * packed.count), packed), codegen
+
+    return with_arity(unpack16, ("packed",))
+
+
+@lru_cache(maxsize=None)
 def make_load_fragment(columns):
     """Build ``load_fragment(address)``: a packed fragment from boxes of 64 swizzled columns and 64 rows.
 
@@ -327,41 +347,38 @@ def _store_transposed(typing_context, packed, address):
 store_transposed = with_arity(_store_transposed, ("packed", "address"))
 
 
-def _store_floats(typing_context, fragment, address):
-    """Write a fragment into boxes of 32 swizzled columns of float32 and 64 rows.
+def _add_fragment(typing_context, fragment, address):
+    """Add a fragment to float32 numbers in global memory, in any order, that lie as the threads hold them.
 
-    `address`: of the thread's first row and column in the first box, `swizzled`: unit ``lane % 4 // 2`` of the row, and
-    8 bytes more if lane is odd.
+    ``red.global.add.v4.f32``, ISA: "Parallel Synchronization and Communication Instructions: red". Four elements of all
+    threads of the group, then the next four: what a warp adds at once lies side by side. `address`: 16 bytes for each
+    thread before.
     """
     def codegen(context, builder, signature, args):
         values = unpack(builder, args[0], fragment.count)
-        for element in range(0, fragment.count, 2):
-            group, half = divmod(element // 2, 2)
-            box, within = divmod(group, 4)
-            emit(builder, f"{{ .reg .b32 at; xor.b32 at, $0, {32 * within}; "
-                 f"st.shared.v2.f32 [at + {box * ROWS * 128 + half * 8 * 128}], {{$1, $2}}; }}", ir.VoidType(), [],
-                 [args[1], *values[element:element + 2]], ["r", "f", "f"])
+        for first in range(0, fragment.count, 4):
+            text = f"red.global.add.v4.f32 [$0 + {first // 4 * GROUP_BYTES}], {{$1, $2, $3, $4}};"
+            emit(builder, text, ir.VoidType(), [], [args[1], *values[first:first + 4]], ["l"] + ["f"] * 4)
         return context.get_dummy_value()
 
-    return numba_signature(types.void, fragment, uint32), codegen
+    return numba_signature(types.void, fragment, uint64), codegen
 
 
-store_floats = with_arity(_store_floats, ("fragment", "address"))
+add_fragment = with_arity(_add_fragment, ("fragment", "address"))
 
 
-def _store_floats_transposed(typing_context, fragment, addresses):
-    """Write a fragment, transposed, into a box of 32 swizzled columns of float32, which are rows of the fragment.
+@lru_cache(maxsize=None)
+def make_load_sums(columns):
+    """Build ``load_sums(address)``: the fragment that `add_fragment` has added up there."""
+    def load_sums(typing_context, address):
+        def codegen(context, builder, signature, args):
+            values = []
+            for first in range(0, columns // 2, 4):
+                four = emit(builder, f"ld.global.v4.f32 {{$0, $1, $2, $3}}, [$4 + {first // 4 * GROUP_BYTES}];",
+                            ir.LiteralStructType([ir.FloatType()] * 4), ["=f"] * 4, args, ["l"])
+                values += unpack(builder, four, 4)
+            return pack(builder, values)
 
-    `addresses`: of the thread's first two rows' elements in its first two columns, (0, 0), (0, 1), (8, 0), (8, 1).
-    """
-    def codegen(context, builder, signature, args):
-        for element, value in enumerate(unpack(builder, args[0], fragment.count)):
-            group, corner = divmod(element, 4)
-            emit(builder, f"st.shared.f32 [$0 + {group * 8 * 128}], $1;", ir.VoidType(), [],
-                 [builder.extract_value(args[1], corner), value], ["r", "f"])
-        return context.get_dummy_value()
+        return numba_signature(registers(float32, columns // 2), uint64), codegen
 
-    return numba_signature(types.void, fragment, registers(uint32, 4)), codegen
-
-
-store_floats_transposed = with_arity(_store_floats_transposed, ("fragment", "addresses"))
+    return with_arity(load_sums, ("address",))

@@ -2,13 +2,17 @@
 
 from functools import lru_cache
 
+import numpy as np
+
 from ...problem import BFLOAT16, FLOAT16
+from ..launch import launcher
 from .spec import ITEM, LOG2_E
 
 LARGEST_HEAD_DIM, HEAD_DIM_STEP = 256, 8        # a row of 8 elements is 16 bytes, the unit of copies
 LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
 ALIGNMENT = 16                                  # bytes, of the base and of all strides
 LARGEST_STRIDE = 1 << 40
+PIECE, THREADS = 8, 256                          # of the kernels around a backward kernel
 
 
 def why_not_for_tensor_cores(problem):
@@ -48,3 +52,14 @@ def for_copies(x):
         return x
     import cupy
     return cupy.ascontiguousarray(x.view("uint16")).view(x.dtype)
+
+
+def run_query_numbers(block_m, problem, do, o, dlse, lse):
+    """lse in base 2, and delta, of all queries, tile by tile: see `backward_parts.make_query_numbers`."""
+    import cupy
+    tiles, lanes = -(-problem.n_q // block_m), 1 << (-(-problem.d_v // PIECE) - 1).bit_length()
+    query_numbers = cupy.empty((*lse.shape[:2], tiles, 2 * block_m), np.float32)
+    launch = launcher("tensor_cores.backward_parts:make_query_numbers",
+                      (THREADS, lanes, block_m, problem.dtype, dlse is not None), (THREADS, 1), 0)
+    launch(-(-query_numbers.size // 2 * lanes // THREADS), (do, o, lse, dlse, query_numbers))
+    return query_numbers
