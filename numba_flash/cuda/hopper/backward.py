@@ -197,16 +197,13 @@ def make_backward(tile, spec):
                     lane, warp = thread_of_warpgroup() & 31, thread_of_warpgroup() >> 5
                     store_transposed(ds16, swizzled(own_ds + place * ds_bytes, (lane & 7) + (lane >> 4) * 8,
                                                     2 * warp + (lane >> 3 & 1)))
-                    fence_async()               # dS is for both consumers' products of the next step
                     barrier_sync(TURN + consumer, 2 * WARPGROUP)
 
                     # dV += P^T dO, dQ += dS K of the step before, dK += dS^T Q
                     dv = multiply_pdo(dv, p16, shared + do_tiles + stage * do_bytes)
                     dq = multiply_dsk(undefined_dq(), dq_ds + last_place * ds_bytes, dq_k)
                     dk = multiply_dsq(dk, ds16, shared + q_tiles + stage * q_bytes)
-                    dq = wait_all_but_one(dq)
-                    if not first:
-                        add_dq(dq, sums, consumer, last_i, last_h, b)
+                    fence_async()               # dS is for both consumers' products of the next step
 
                     # S^T and dP^T of the next step; after the last one, of nothing that anybody reads
                     next_i, next_h = int32(i + block_m), h
@@ -216,14 +213,16 @@ def make_backward(tile, spec):
                     next_stage, next_phase = following(stage, phase, stages)
                     if more:
                         wait_for(shared + q_full + 8 * next_stage, next_phase)
+                        wait_for(shared + do_full + 8 * next_stage, next_phase)
+                    dq = wait_all_but_one(dq)
+                    if not first:
+                        add_dq(dq, sums, consumer, last_i, last_h, b)
                     s = multiply_kq(undefined_s(), own_k, shared + q_tiles + next_stage * q_bytes)
                     dk, dv = wait_all_but_one(dk), wait_all_but_one(dv)
                     if leader:
                         mbarrier_arrive(shared + q_empty + 8 * stage)
                         mbarrier_arrive(shared + do_empty + 8 * stage)
                     stage, phase = next_stage, next_phase
-                    if more:
-                        wait_for(shared + do_full + 8 * stage, phase)
                     dp = multiply_vdo(undefined_s(), own_v, shared + do_tiles + stage * do_bytes)
                     barrier_arrive(TURN + 1 - consumer, 2 * WARPGROUP)
                     last_place, place = place, place + int32(1) if place < 2 else int32(0)
