@@ -23,21 +23,21 @@ Reads and writes of global memory: as `flash2_backward` with tiles of 128 keys, 
 from functools import lru_cache
 from math import inf
 
-from ...scores import make_score, seeing_queries
+from ...scores import seeing_queries
 from ..compile import cuda, device
-from ..memory import make_conversions
-from ..ptx.arithmetic import exp2, fma, uniform
+from ..ptx.arithmetic import uniform
 from ..ptx.assembly import float32, int32
 from ..ptx.barriers import (barrier_arrive, barrier_sync, fence_async, fence_mbarrier_init, make_set_registers,
                             mbarrier_arrive, mbarrier_expect, mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
 from ..ptx.copies import (BOX_ROW, add_to_global, commit_copies, copy_boxes, element_address, make_parameter_address,
                           shared_memory, store_shared_float, swizzled, tensor_map, wait_copies_read)
-from ..ptx.fragments import (columnwise, elementwise, first_column, first_row, make_filled, make_pack16, store_floats,
+from ..ptx.fragments import (columnwise, first_column, first_row, make_filled, make_pack16, store_floats,
                              store_floats_transposed, store_rows, store_transposed)
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared, make_wait
 from ..signatures import array_type, int64, none, real_array
+from ..tensor_cores.gradients import make_transposed_score_tile, probability, score_gradient
 from ..tensor_cores.schedule import divide, following, thread_of_warpgroup
-from ..tensor_cores.softmax import hide, scaled
+from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP
 from .config import ROWS, BackwardLayout
 
@@ -48,16 +48,7 @@ seeing_queries = device(seeing_queries)
 first_row, first_column = device(first_row), device(first_column)
 
 
-@columnwise
-def probability(s, factor, lse):
-    """exp(s - lse), lse in base 2."""
-    return exp2(fma(s, factor, -lse))
-
-
-@columnwise
-def score_gradient(dp, p, delta):
-    """dS = P (dP - delta)."""
-    return p * (dp - delta)
+probability, score_gradient = columnwise(probability), columnwise(score_gradient)
 
 
 @lru_cache(maxsize=None)
@@ -70,7 +61,7 @@ def make_backward(tile, spec):
     layout = BackwardLayout(tile, spec)
     block_m, block_n, stages, by_rows = tile.block_m, tile.block_n, tile.stages, tile.dq_by_rows
     d, d_v, q_boxes, v_boxes = spec.d, spec.d_v, layout.q_boxes, layout.v_boxes
-    hook, alibi = spec.hook, spec.alibi
+    alibi = spec.alibi
     k_bytes, v_bytes, q_bytes, do_bytes, ds_bytes, dq_bytes, row_bytes = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tiles, dq_tiles, row_tiles, _ = layout.offsets
     k_full, v_full, q_full, q_empty, do_full, do_empty = layout.barriers
@@ -91,11 +82,7 @@ def make_backward(tile, spec):
     undefined_s, undefined_dq = make_filled(block_m, None), make_filled(d if by_rows else block_m, None)
     zero_dk, zero_dv = make_filled(d, 0.0), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
-    score = device(make_score(False, alibi, False, None)[0])
-
-    @elementwise
-    def score_of(s, column, distance, slope, scale, cap):
-        return score(scale * s, cap, slope, abs(distance + column), float32(0))
+    score_tile = make_transposed_score_tile(spec, block_m, 1, thread_of_warpgroup)
 
     # ---- the producer's warps ----------------------------------------------------------------------------------------
 
@@ -145,24 +132,6 @@ def make_backward(tile, spec):
             h = uniform(h + int32(1))
 
     # ---- the consumers' steps ----------------------------------------------------------------------------------------
-
-    @device
-    def score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop):
-        """From ``k·q`` to scores, hidden ones -inf; `i` is the tile's first query, `j` the consumer's first key."""
-        n_k, offset, left, right = band
-        if hook:
-            thread = thread_of_warpgroup()
-            distance = float32(int32(i + first_column(thread) + offset - j - first_row(thread)))
-            s = score_of(s, float32(0), (distance, distance - float32(8)), slope, scale, cap)
-        if i < all_first or i + block_m > all_stop:
-            thread = thread_of_warpgroup()
-            key = int32(j + first_row(thread))
-            position = int32(key - offset - i)          # of the query at this key
-            first = int32(position - right), int32(position + 8 - right)
-            stop = (int32(position + left + 1) if key < n_k else int32(0),
-                    int32(position + left + 9) if key + 8 < n_k else int32(0))
-            s = hide(s, int32(first_column(thread)), first, stop)
-        return s
 
     @device
     def put_dq(dq, staging):
@@ -343,16 +312,3 @@ def make_backward(tile, spec):
                     array_type(spec.dtype, 4), real_array(spec.dtype, 2) if alibi else none, int64, int64, float32,
                     float32, float32, int64, int64, int64))
     return hopper_backward, signature
-
-
-@lru_cache(maxsize=None)
-def make_round(threads, dtype):
-    """Build the kernel for ``target = scale * sums`` in 16 bits. Grid: a thread for each number, `threads` a block."""
-    _, from_real = make_conversions(dtype)
-
-    def round_kernel(sums, target, scale):
-        index = cuda.blockIdx.x * threads + cuda.threadIdx.x
-        if index < sums.size:
-            target[index] = from_real(sums[index] * scale)
-
-    return round_kernel, (real_array(dtype, 1), array_type(dtype, 1), float32)

@@ -7,9 +7,8 @@ import numpy as np
 
 from ...problem import without_unseen_keys
 from .. import SIMULATOR
-from ..host import run_delta, run_dsinks
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
-from ..tensor_cores.host import for_copies, numbers, why_not_for_tensor_cores
+from ..tensor_cores.host import begin_backward, for_copies, numbers, round_dq, why_not_for_tensor_cores
 from ..tensor_cores.spec import Spec, heads_together
 from .config import BACKWARD_TILES, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
 from .tensor_map import encode
@@ -20,7 +19,6 @@ LARGEST_BACKWARD_HEAD_DIM = max(BACKWARD_TILES)
 # again, and to encode three tensor maps takes longer than all else that a call does.
 _packed = {}
 KEPT = 4096
-ROUND_THREADS = 256
 
 
 def why_not(problem, backward=False):
@@ -105,13 +103,7 @@ def forward(problem, operands, o, lse):
 def backward(problem, operands, do, dlse, o, lse, gradients):
     """Fill the gradients. Extra memory: delta, one number per query, and dQ in float32."""
     import cupy
-    delta = run_delta(problem, do, o, dlse, lse)
-    run_dsinks(operands, lse, delta, gradients.dsinks)
-    first, stop = problem.seen
-    dk, dv = gradients.dk[:, :, first:stop], gradients.dv[:, :, first:stop]
-    if stop - first < problem.n_k:
-        gradients.dk.view("uint16")[...], gradients.dv.view("uint16")[...] = 0, 0
-    problem, operands = without_unseen_keys(problem, operands)
+    problem, operands, dk, dv, delta = begin_backward(problem, operands, do, dlse, o, lse, gradients)
     spec = Spec.of(problem)
     tile = choose_backward(spec)
     q, k, v, do = map(for_copies, (operands.q, operands.k, operands.v, do))
@@ -122,5 +114,4 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
                       BackwardLayout(tile, spec).total, TARGET)
     launch(-(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
            (*maps, lse, delta, dk, dv, operands.alibi_slopes, problem.n_k, problem.group, *numbers(spec, problem)))
-    launch = launcher("hopper.backward:make_round", (ROUND_THREADS, problem.dtype), (ROUND_THREADS, 1), 0)
-    launch(-(-sums.size // ROUND_THREADS), (sums.ravel(), gradients.dq.ravel(), problem.scale))
+    round_dq(sums, gradients.dq, problem)

@@ -2,13 +2,16 @@
 
 from functools import lru_cache
 
-from ...problem import BFLOAT16, FLOAT16
+from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
+from ..host import run_delta, run_dsinks
+from ..launch import launcher
 from .spec import ITEM, LOG2_E
 
 LARGEST_HEAD_DIM, HEAD_DIM_STEP = 256, 8        # a row of 8 elements is 16 bytes, the unit of copies
 LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
 ALIGNMENT = 16                                  # bytes, of the base and of all strides
 LARGEST_STRIDE = 1 << 40
+ROUND_THREADS = 256
 
 
 def why_not_for_tensor_cores(problem):
@@ -48,3 +51,29 @@ def for_copies(x):
         return x
     import cupy
     return cupy.ascontiguousarray(x.view("uint16")).view(x.dtype)
+
+
+def begin_backward(problem, operands, do, dlse, o, lse, gradients):
+    """What comes before the kernels: delta, dsinks, and zeros for keys that no query sees.
+
+    Returns
+    -------
+    problem, operands
+        On the keys that are seen.
+    dk, dv : array
+        Views of the gradients of these.
+    delta : array
+    """
+    delta = run_delta(problem, do, o, dlse, lse)
+    run_dsinks(operands, lse, delta, gradients.dsinks)
+    first, stop = problem.seen
+    dk, dv = gradients.dk[:, :, first:stop], gradients.dv[:, :, first:stop]
+    if stop - first < problem.n_k:
+        gradients.dk.view("uint16")[...], gradients.dv.view("uint16")[...] = 0, 0
+    return *without_unseen_keys(problem, operands), dk, dv, delta
+
+
+def round_dq(sums, dq, problem):
+    """Scale the sums for dQ and write them in 16 bits."""
+    launch = launcher("tensor_cores.gradients:make_round", (ROUND_THREADS, problem.dtype), (ROUND_THREADS, 1), 0)
+    launch(-(-sums.size // ROUND_THREADS), (sums.ravel(), dq.ravel(), problem.scale))
