@@ -27,11 +27,16 @@ CUPY = """
         def __getitem__(self, index):
             return ndarray(self.x[index])
 
+        def ravel(self):
+            return ndarray(self.x.ravel())
+
     def empty(shape, dtype):
         return ndarray(np.empty(shape, dtype))
 
     def empty_like(x):
         return empty(x.shape, x.dtype)
+
+    zeros = empty
 
     def ascontiguousarray(x):
         return x
@@ -72,7 +77,7 @@ CALL = """
     import numba_flash as nf
     q = cupy.empty((1, 1, 3, 8), ml_dtypes.bfloat16)
     o, lse = nf.attention(q, q, q, kernel="KERNEL", return_lse=True)
-    if "KERNEL" not in ("hopper", "mma"):
+    if "KERNEL" != "hopper":
         nf.attention_backward(o, q, q, q, o, lse, kernel="KERNEL")
     assert all(cubin.startswith(b"START") for cubin in Driver.loaded), Driver.loaded
     for x in (o, lse):
@@ -116,7 +121,7 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("kernel, kernels", [("hopper", 1), ("mma", 1), ("flash2", 4), ("flash1", 3)])
+@pytest.mark.parametrize("kernel, kernels", [("hopper", 1), ("mma", 4), ("flash2", 4), ("flash1", 3)])
 def test_a_second_process_imports_no_numba(run, kernel, kernels):
     first = run(kernel, MADE_UP, "made up")
     second = run(kernel, "", "made up")

@@ -81,7 +81,7 @@ def make_backward(tile, spec, adds_dq, by_two):
     pack16, unpack16 = make_pack16(spec.dtype), make_unpack16(spec.dtype)
     load_words, store_packed = make_load_words(parts * block_m // 4), make_store_packed(parts)
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
-    down, add_rows = make_rows_down(parts), make_add_rows(by_two)
+    down, add_all, add_rows = make_rows_down(parts), make_add_rows(by_two, False), make_add_rows(by_two, True)
     score_tile = gradients.make_transposed_score_tile(spec, block_m, parts, lane_number)
     damped = gradients.make_damped(alibi)
     probability, score_gradient = (columnwise(function, parts)
@@ -147,7 +147,10 @@ def make_backward(tile, spec, adds_dq, by_two):
             dq = multiply_dsk(shared + ds_tile + pair * PART * ITEM, shared + k_tile + role * half_bytes)
             row, column = int32(i + pair * PART + first_row(lane_number())), role * half
             at = element_address(dq_sums, b, h, row) + uint64(4 * (column + first_column(lane_number())))
-            add_rows(dq, at, dq_sums.strides[2], int32(n_q - row), int32(columns - column))
+            if i + block_m <= n_q and column + half <= columns:
+                add_all(dq, at, dq_sums.strides[2], int32(0), int32(0))
+            else:
+                add_rows(dq, at, dq_sums.strides[2], int32(n_q - row), int32(columns - column))
 
     @device
     def store_keys(x16, array, b, h, row):

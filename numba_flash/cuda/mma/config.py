@@ -1,4 +1,25 @@
-"""Tile shapes of the engine `mma`, and what lies where in a block's shared memory."""
+"""Tile shapes of the engine `mma`, and what lies where in a block's shared memory.
+
+The first shape of a table is taken that a call fits and for which a GPU has the shared memory. So it is, in rows of
+queries x keys (and stages of what walks past, 1 where it isn't said):
+
+===================  ===========  ==================  ================
+compute capability   8.0          8.6, 8.9, 12.x      9.0, 10.x
+a block's KB         163          99                  227
+===================  ===========  ==================  ================
+forward, d to 64     128 x 128    128 x 64            128 x 128
+forward, d to 128    128 x 64     128 x 32            128 x 64
+forward, d to 256    128 x 64     64 x 64             128 x 64
+dK, dV, d to 64      64 x 128, 2  64 x 128, 2         64 x 128, 2
+dK, dV, d to 128     64 x 128, 2  64 x 64             64 x 128, 2
+dK, dV, d to 256     64 x 64      32 x 32             64 x 64, 2
+dQ alone, d to 64    128 x 64, 2  128 x 64, 2         128 x 64, 2
+dQ alone, d to 128   128 x 64, 2  128 x 64            128 x 64, 2
+dQ alone, d to 256   64 x 64      64 x 32             64 x 64, 2
+===================  ===========  ==================  ================
+
+None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all of them for each of these GPUs.
+"""
 
 from dataclasses import dataclass
 
@@ -37,10 +58,11 @@ class Tile:
         return self.warps * WARP
 
 
-# (Largest head dim, tile), in order of preference: the first that a call fits, and a GPU has the shared memory for. A
-# thread has parts * block_n / 2 registers for S, parts * d_v / 2 for O, and needs some 50 more of 255.
+# (Largest head dim, tile), in order of preference. A thread has parts * block_n / 2 registers for S and parts * d_v / 2
+# for O, and needs some 50 more of 255.
 TILES = ((64, Tile(4, 2, 128)), (128, Tile(4, 2, 64)), (256, Tile(8, 1, 64)), (256, Tile(4, 1, 64)))
-# Where a multiprocessor has 100 KB of shared memory (8.6, 8.9, 12.x): tiles of which two blocks have room there.
+# Where a multiprocessor has 100 KB of shared memory (8.6, 8.9, 12.x): tiles of which two blocks have room there,
+# up to head dim 128.
 SMALL_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(4, 1, 64)))
 SMALL = 128 * 1024
 

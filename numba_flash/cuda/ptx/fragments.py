@@ -444,12 +444,13 @@ def make_load_words(count):
 
 
 @lru_cache(maxsize=None)
-def make_add_rows(by_two):
+def make_add_rows(by_two, guarded):
     """Build ``add_rows(fragment, address, row_bytes, rows, columns)``: add to float32 numbers in global memory.
 
     ``red.global.add``, ISA: "Parallel Synchronization and Communication Instructions: red". Any order, and so with
     other bits each time. `address` is that of the thread's first element, `rows` and `columns` are left from the
-    thread's first row and the first column on. `by_two`: neighbours at once, which GPUs can from 9.0 on.
+    thread's first row and the first column on; not `guarded`, there must be enough. `by_two`: neighbours at once, which
+    GPUs can from 9.0 on.
     """
     lines = (("red.global.add.v2.f32 [$0 + {0}], {{$1, $2}};",) if by_two
              else ("red.global.add.f32 [$0 + {0}], $1;", "red.global.add.f32 [$0 + {0} + 4], $2;"))
@@ -461,8 +462,9 @@ def make_add_rows(by_two):
                 at = builder.add(address, builder.mul(row_bytes, row_bytes.type(8 * half)))
                 left = builder.select(builder.icmp_signed(">", rows, rows.type(8 * half)), columns, columns.type(0))
                 for group in range(fragment.count // 4):
-                    text = f"{{ .reg .pred inside; setp.gt.s32 inside, $3, {8 * group}; " + " ".join(
-                        "@inside " + line.format(32 * group) for line in lines) + " }"
+                    text = " ".join("@inside " * guarded + line.format(32 * group) for line in lines)
+                    if guarded:     # each is a branch then
+                        text = f"{{ .reg .pred inside; setp.gt.s32 inside, $3, {8 * group}; {text} }}"
                     emit(builder, text, ir.VoidType(), [],
                          [at, *values[4 * group + 2 * half:4 * group + 2 * half + 2], left], ["l", "f", "f", "r"])
             return context.get_dummy_value()
