@@ -34,7 +34,8 @@ from ..ptx.fragments import (add_fragment, columnwise, first_column, first_row, 
                              make_pack16, store_rows, store_transposed)
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared, make_wait
 from ..signatures import array_type, int64, none, real_array
-from ..tensor_cores.gradients import make_transposed_score_tile, probability, score_gradient
+from ..tensor_cores.gradients import (less_delta, make_damped, make_transposed_score_tile, probability,
+                                      score_gradient)
 from ..tensor_cores.schedule import divide, following, thread_of_warpgroup
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import ITEM, WARP, WARPGROUP
@@ -44,7 +45,7 @@ TURN = 1                # and the one after: the block's barriers for the consum
 
 seeing_queries = device(seeing_queries)
 first_row, first_column = device(first_row), device(first_column)
-probability, score_gradient = columnwise(probability), columnwise(score_gradient)
+probability, score_gradient, less_delta = map(columnwise, (probability, score_gradient, less_delta))
 
 
 @lru_cache(maxsize=None)
@@ -57,7 +58,7 @@ def make_backward(tile, spec):
     layout = BackwardLayout(tile, spec)
     block_m, block_n, stages = tile.block_m, tile.block_n, tile.stages
     d, d_v, q_boxes, v_boxes = spec.d, spec.d_v, layout.q_boxes, layout.v_boxes
-    by_rows, dq_columns, alibi = tile.dq_by_rows, layout.dq_columns, spec.alibi
+    by_rows, dq_columns, alibi, softcap = tile.dq_by_rows, layout.dq_columns, spec.alibi, spec.softcap
     k_bytes, v_bytes, q_bytes, do_bytes, ds_bytes, number_bytes = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tiles, number_tiles, _ = layout.offsets
     k_full, v_full, q_full, q_empty, do_full, do_empty = layout.barriers
@@ -78,6 +79,7 @@ def make_backward(tile, spec):
     zero_dk, zero_dv = make_filled(d, 0.0), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
     score_tile = make_transposed_score_tile(spec, block_m, 1, thread_of_warpgroup)
+    damped = make_damped(alibi)
 
     # ---- the producer's warps ----------------------------------------------------------------------------------------
 
@@ -110,6 +112,13 @@ def make_backward(tile, spec):
             h = uniform(h + int32(1))
 
     # ---- the consumers' steps ----------------------------------------------------------------------------------------
+
+    @device
+    def damp(dp, s, deltas, i, j, slope, cap, band):
+        """dP - delta times the derivative of the scores under a softcap."""
+        thread = thread_of_warpgroup()
+        its_first = float32(int32(j + first_row(thread) - band[1] - i - first_column(thread)))
+        return damped(less_delta(dp, deltas), float32(0), s, (its_first, its_first + float32(8)), slope, cap)
 
     @device
     def add_dq(dq, sums, consumer, i, h, b):
@@ -189,10 +198,15 @@ def make_backward(tile, spec):
                     # P^T = exp(S^T - lse)
                     s, dp = wait_all(s), wait_all(dp)       # the assembler does not keep only one in flight here
                     s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
+                    if softcap:         # before P, which takes the registers of S
+                        dp = damp(dp, s, its_numbers + 4 * block_m, i, j, slope, cap, band)
                     p = probability(s, factor, its_numbers)
 
                     # dS^T = P^T (dP^T - delta)
-                    ds = score_gradient(dp, p, its_numbers + 4 * block_m)
+                    if softcap:
+                        ds = scaled(dp, p)
+                    else:
+                        ds = score_gradient(dp, p, its_numbers + 4 * block_m)
                     p16, ds16 = pack16(p), pack16(ds)
                     lane, warp = thread_of_warpgroup() & 31, thread_of_warpgroup() >> 5
                     store_transposed(ds16, swizzled(own_ds + place * ds_bytes, (lane & 7) + (lane >> 4) * 8,

@@ -7,9 +7,8 @@ import numpy as np
 
 from ...problem import without_unseen_keys
 from .. import SIMULATOR
-from ..host import run_dsinks
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
-from ..tensor_cores.host import for_copies, numbers, run_query_numbers, why_not_for_tensor_cores
+from ..tensor_cores.host import begin_backward, for_copies, numbers, run_query_numbers, why_not_for_tensor_cores
 from ..tensor_cores.spec import WARPGROUP, Spec, heads_together
 from .config import BACKWARD_TILES, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
 from .tensor_map import encode
@@ -38,8 +37,6 @@ def why_not_here():
 def _why_not(problem, backward):
     if backward and max(problem.d, problem.d_v) > LARGEST_BACKWARD_HEAD_DIM:
         return f"its backward pass takes head dims up to {LARGEST_BACKWARD_HEAD_DIM}"
-    if backward and problem.softcap is not None:
-        return "its backward pass has no softcap yet"
     if backward and problem.deterministic:
         return "it adds dQ up in any order, so its bits don't repeat"
     return None
@@ -104,18 +101,12 @@ def forward(problem, operands, o, lse):
 def backward(problem, operands, do, dlse, o, lse, gradients):
     """Fill the gradients. Extra memory: two numbers for each query, and dQ in float32."""
     import cupy
-    spec = Spec.of(problem)
+    spec = Spec.of_backward(problem)
     tile = choose_backward(spec)
     do, o = for_copies(do), for_copies(o)
     query_numbers = run_query_numbers(tile.block_m, problem, do, o, dlse, lse)
-    if gradients.dsinks is not None:
-        delta = query_numbers.reshape(*lse.shape[:2], -1, 2, tile.block_m)[:, :, :, 1].reshape(*lse.shape[:2], -1)
-        run_dsinks(operands, lse, delta[:, :, :problem.n_q], gradients.dsinks)
-    first, stop = problem.seen
-    dk, dv = gradients.dk[:, :, first:stop], gradients.dv[:, :, first:stop]
-    if stop - first < problem.n_k:
-        gradients.dk.view("uint16")[...], gradients.dv.view("uint16")[...] = 0, 0
-    problem, operands = without_unseen_keys(problem, operands)
+    delta = query_numbers.reshape(*lse.shape[:2], -1, 2, tile.block_m)[:, :, :, 1].reshape(*lse.shape[:2], -1)
+    problem, operands, dk, dv = begin_backward(problem, operands, lse, delta[:, :, :problem.n_q], gradients)
     q, k, v = map(for_copies, (operands.q, operands.k, operands.v))
     layout = BackwardLayout(tile, spec)
     sums = cupy.zeros((*lse.shape[:2], *layout.sums_shape(problem.n_q)), np.float32)

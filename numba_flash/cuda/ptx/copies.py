@@ -20,7 +20,7 @@ from numba.cuda.extending import intrinsic, models, register_model
 from numba.cuda.typing import signature as numba_signature
 
 from ..compile import device
-from .assembly import emit, instruction, int32, int64, pack, registers, uint32, uint64, unpack, with_arity
+from .assembly import emit, float32, instruction, int32, int64, pack, registers, uint32, uint64, unpack, with_arity
 
 BOX_ROW, BOX_COLUMNS = 128, 64  # bytes, and numbers of 16 bits
 SWIZZLE_ALIGNMENT = 1024        # bytes: 8 rows of 128, after which the swizzle repeats
@@ -197,6 +197,11 @@ def swizzled(box, row, unit):
 
 @instruction("st.shared.b32 [$0], $1;", None, uint32, int32)
 def store_shared(address, value):
+    """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
+
+
+@instruction("st.shared.f32 [$0], $1;", None, uint32, float32)
+def store_shared_float(address, value):
     """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
 
 

@@ -1,12 +1,15 @@
 """What the backward kernels of both engines do with a tile of scores: transposed, keys down and queries across."""
 
 from functools import lru_cache
+from math import inf
 
 from ...scores import make_score
-from ..compile import device
+from ..compile import cuda, device
+from ..memory import make_conversions
 from ..ptx.arithmetic import exp2, fma, quotient
 from ..ptx.assembly import float32, int32
 from ..ptx.fragments import elementwise, first_column, first_row, make_rows_down, rowwise
+from ..signatures import array_type, real_array
 from .softmax import hide, squash
 from .steps import less
 
@@ -27,6 +30,11 @@ def probability(s, factor, lse):
 def score_gradient(dp, p, delta):
     """dS = P (dP - delta)."""
     return p * (dp - delta)
+
+
+def less_delta(dp, delta):
+    """dP - delta."""
+    return dp - delta
 
 
 @lru_cache(maxsize=None)
@@ -76,12 +84,25 @@ def make_transposed_score_tile(spec, block_m, parts, thread):
 
 @lru_cache(maxsize=None)
 def make_damped(alibi):
-    """Build ``damped(p, column, s, distance, slope, cap)``: P times the derivative of a score under a softcap."""
+    """Build ``damped(x, column, s, distance, slope, cap)``: x times the derivative of a score under a softcap."""
     @elementwise
-    def damped(p, column, s, distance, slope, cap):
+    def damped(x, column, s, distance, slope, cap):
         if alibi:
             s += slope * abs(distance - column)
         t = quotient(s, cap)
-        return p * ((float32(1) - t) * (float32(1) + t)) if p != float32(0) else float32(0)
+        return x * ((float32(1) - t) * (float32(1) + t)) if s != float32(-inf) else float32(0)
 
     return damped
+
+
+@lru_cache(maxsize=None)
+def make_round(threads, dtype):
+    """Build the kernel for ``target = scale * sums`` in 16 bits. Grid: a thread for each number, `threads` a block."""
+    _, from_real = make_conversions(dtype)
+
+    def round_kernel(sums, target, scale):
+        index = cuda.blockIdx.x * threads + cuda.threadIdx.x
+        if index < sums.size:
+            target[index] = from_real(sums[index] * scale)
+
+    return round_kernel, (real_array(dtype, 1), array_type(dtype, 1), float32)
