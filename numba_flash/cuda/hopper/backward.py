@@ -15,6 +15,10 @@ computes a half of it, and adds it to global memory in float32. A step::
 The turns do two things: one consumer's exponentials run while the other's products do, and who gives the turn says
 "my dS is written, and I have read that of the step before", so that two places for dS are enough.
 
+If bits are to repeat, blocks add to a tile of dQ in the order of their keys, the last ones first, as under a causal
+mask these come by first. Two more warps see to it, one for each consumer: they wait for the block's turn, say so to the
+consumer, and pass the turn on when it has added.
+
 Query heads that share keys are walked one after another: dK and dV of a group add up in the same registers.
 
 Reads and writes of global memory: as `flash2_backward` with tiles of 128 keys, each of which adds to all of dQ once.
@@ -22,18 +26,18 @@ Reads and writes of global memory: as `flash2_backward` with tiles of 128 keys, 
 
 from functools import lru_cache
 
-from ...scores import seeing_queries
+from ...scores import seeing_queries, seen_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import uniform
 from ..ptx.assembly import float32, int32, uint64
 from ..ptx.barriers import (barrier_arrive, barrier_sync, fence_async, fence_mbarrier_init, make_set_registers,
                             mbarrier_arrive, mbarrier_expect, mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
-from ..ptx.copies import (BOX_ROW, copy_boxes, copy_bytes, element_address, make_parameter_address, shared_memory,
-                          swizzled, tensor_map)
+from ..ptx.copies import (BOX_ROW, copy_boxes, copy_bytes, element_address, load_acquire, make_parameter_address,
+                          shared_memory, store_release, swizzled, tensor_map)
 from ..ptx.fragments import (add_fragment, columnwise, first_column, first_row, make_filled, make_load_sums,
                              make_pack16, store_rows, store_transposed)
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared, make_wait
-from ..signatures import array_type, int64, none, real_array
+from ..signatures import array_type, counters, int64, none, real_array
 from ..tensor_cores.gradients import (less_delta, make_damped, make_transposed_score_tile, probability,
                                       score_gradient)
 from ..tensor_cores.schedule import divide, following, thread_of_warpgroup
@@ -41,19 +45,20 @@ from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import ITEM, WARP, WARPGROUP
 from .config import ROWS, BackwardLayout
 
-TURN = 1                # and the one after: the block's barriers for the consumers' turns
+TURN, ADDED = 1, 3      # and those after, one for each consumer: the block's barriers
 
-seeing_queries = device(seeing_queries)
+seeing_queries, seen_keys = device(seeing_queries), device(seen_keys)
 first_row, first_column = device(first_row), device(first_column)
 probability, score_gradient, less_delta = map(columnwise, (probability, score_gradient, less_delta))
 
 
 @lru_cache(maxsize=None)
-def make_backward(tile, spec):
+def make_backward(tile, spec, ordered):
     """Build the backward kernel.
 
     Grid: one block for each K/V tile of each key head. Block: one producer warpgroup and two consumers. Shared memory:
-    `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns.
+    `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: whether
+    blocks add to dQ in turn; a block must not wait for one that starts later, so that the last keys' starts first.
     """
     layout = BackwardLayout(tile, spec)
     block_m, block_n, stages = tile.block_m, tile.block_n, tile.stages
@@ -61,7 +66,7 @@ def make_backward(tile, spec):
     by_rows, dq_columns, alibi, softcap = tile.dq_by_rows, layout.dq_columns, spec.alibi, spec.softcap
     k_bytes, v_bytes, q_bytes, do_bytes, ds_bytes, number_bytes = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tiles, number_tiles, _ = layout.offsets
-    k_full, v_full, q_full, q_empty, do_full, do_empty = layout.barriers
+    k_full, v_full, q_full, q_empty, do_full, do_empty, may_add = layout.barriers
 
     q_map_address, k_map_address, v_map_address, do_map_address = map(make_parameter_address, range(4))
     give_registers = make_set_registers("dec", tile.producer_registers)
@@ -111,6 +116,29 @@ def make_backward(tile, spec):
                 i = uniform(i + int32(block_m))             # so that the loop is not unrolled, which takes registers
             h = uniform(h + int32(1))
 
+    @device
+    def keep_order(shared, turns, consumer, tile_n, n_q, band, place):
+        """Tell a consumer when it may add to dQ_i, and the next block when it has."""
+        b, kv_h, group, _, i_first, i_stop = place
+        n_k, offset, left, right = band
+        leader = cuda.threadIdx.x % WARP == 0
+        h = int32(kv_h * group)
+        while h < (kv_h + 1) * group:
+            i = int32(i_first)
+            while i < i_stop:
+                _, stop = seen_keys(i, min(i + block_m, n_q), offset, left, right, n_k)
+                blocks_before = int32((stop - 1) // block_n - tile_n)
+                turn = element_address(turns, b, h, int32(i // block_m * 2 + consumer))
+                while load_acquire(turn) != blocks_before:
+                    pass
+                if leader:
+                    mbarrier_arrive(shared + may_add + 8 * consumer)
+                barrier_sync(ADDED + consumer, WARPGROUP + WARP)
+                if leader:
+                    store_release(turn, int32(blocks_before + 1))
+                i = uniform(i + int32(block_m))
+            h = uniform(h + int32(1))
+
     # ---- the consumers' steps ----------------------------------------------------------------------------------------
 
     @device
@@ -121,20 +149,28 @@ def make_backward(tile, spec):
         return damped(less_delta(dp, deltas), float32(0), s, (its_first, its_first + float32(8)), slope, cap)
 
     @device
-    def add_dq(dq, sums, consumer, i, h, b):
+    def add_dq(shared, dq, sums, consumer, i, h, b, phase):
         """Add this consumer's part of dQ_i: its half of the rows, or of the columns."""
         part = int32(i // block_m * 2 + consumer)
+        if ordered:
+            wait_for(shared + may_add + 8 * consumer, phase)
         add_fragment(dq, element_address(sums, b, h, part) + uint64(16 * thread_of_warpgroup()))
+        if ordered:
+            barrier_arrive(ADDED + consumer, WARPGROUP + WARP)
 
-    def hopper_backward(q_map, k_map, v_map, do_map, numbers, sums, dk_array, dv_array, slopes, n_q, n_k, group, scale,
-                        factor, cap, offset, left, right):
+    def hopper_backward(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, slopes, n_q, n_k, group,
+                        scale, factor, cap, offset, left, right):
         n_q, n_k, group, kv_heads = int32(n_q), int32(n_k), int32(group), int32(dk_array.shape[1])
         band = n_k, int32(offset), int32(left), int32(right)
         tiles_n = int32((n_k + block_n - 1) // block_n)
         bh, tile_n = divide(cuda.blockIdx.x, tiles_n)
+        if ordered:
+            tile_n = int32(tiles_n - 1 - tile_n)
         b, kv_h = divide(bh, kv_heads)
         j_first = int32(tile_n * block_n)
         i_first, i_stop = seeing_queries(j_first, min(j_first + block_n, n_k), band[1], band[2], band[3], n_q)
+        if i_first >= i_stop:
+            i_stop = int32(0)                       # nobody sees these keys
         i_first = int32(i_first // block_m * block_m)
         place = uniform(b), uniform(kv_h), group, uniform(j_first), uniform(i_first), uniform(int32(i_stop))
 
@@ -148,6 +184,9 @@ def make_backward(tile, spec):
                 mbarrier_init(shared + do_full + 8 * stage, 1)
                 mbarrier_init(shared + q_empty + 8 * stage, 2)
                 mbarrier_init(shared + do_empty + 8 * stage, 2)
+            if ordered:
+                mbarrier_init(shared + may_add, 1)
+                mbarrier_init(shared + may_add + 8, 1)
             fence_mbarrier_init()
         cuda.syncthreads()      # or a thread waits on a barrier that isn't set up yet
 
@@ -161,6 +200,8 @@ def make_backward(tile, spec):
             elif warp == 1:
                 load_tiles(shared, v_map_address(), do_map_address(), v_tile, v_full, v_bytes, do_tiles, do_full,
                            do_empty, do_bytes, v_boxes, None, place)
+            elif ordered:
+                keep_order(shared, turns, int32(warp - 2), tile_n, n_q, band, place)
 
         # ---- the consumers -------------------------------------------------------------------------------------------
         else:
@@ -180,7 +221,7 @@ def make_backward(tile, spec):
                 dq_k += consumer * block_n * BOX_ROW
             dk, dv = zero_dk(), zero_dv()
             stage, phase, i, h = int32(0), int32(0), int32(i_first), int32(kv_h * group)
-            last_i, last_h, place, last_place, first = i, h, int32(0), int32(0), True
+            last_i, last_h, place, last_place, add_phase, first = i, h, int32(0), int32(0), int32(0), True
             slope = slopes[b, h] if alibi else float32(0)
 
             if i < i_stop:
@@ -230,7 +271,8 @@ def make_backward(tile, spec):
                         wait_for(shared + do_full + 8 * next_stage, next_phase)
                     dq = wait_all_but_one(dq)
                     if not first:
-                        add_dq(dq, sums, consumer, last_i, last_h, b)
+                        add_dq(shared, dq, sums, consumer, last_i, last_h, b, add_phase)
+                        add_phase = int32(add_phase ^ 1)
                     s = multiply_kq(undefined_s(), own_k, shared + q_tiles + next_stage * q_bytes)
                     dk, dv = wait_all_but_one(dk), wait_all_but_one(dv)
                     if leader:
@@ -249,7 +291,7 @@ def make_backward(tile, spec):
                 if consumer == 0:
                     barrier_sync(TURN, 2 * WARPGROUP)
                 dq = wait_all(multiply_dsk(undefined_dq(), dq_ds + last_place * ds_bytes, dq_k))
-                add_dq(dq, sums, consumer, last_i, last_h, b)
+                add_dq(shared, dq, sums, consumer, last_i, last_h, b, add_phase)
 
             thread = thread_of_warpgroup()
             row = int32(j + first_row(thread))
@@ -259,8 +301,8 @@ def make_backward(tile, spec):
                        dk_array.strides[2], int32(n_k - row), int32(dk_array.shape[3]))
 
     signature = ((tensor_map,) * 4
-                 + (real_array(spec.dtype, 4), real_array(spec.dtype, 4), array_type(spec.dtype, 4),
-                    array_type(spec.dtype, 4), real_array(spec.dtype, 2) if alibi else none,
+                 + (real_array(spec.dtype, 4), real_array(spec.dtype, 4), counters if ordered else none,
+                    array_type(spec.dtype, 4), array_type(spec.dtype, 4), real_array(spec.dtype, 2) if alibi else none,
                     *[int64] * 3, *[float32] * 3, *[int64] * 3))
     return hopper_backward, signature
 

@@ -231,10 +231,10 @@ class BackwardLayout:
 
     @property
     def barriers(self):
-        """Offsets of k_full, v_full, and the first q_full, q_empty, do_full, do_empty."""
+        """Offsets of k_full, v_full, the first q_full, q_empty, do_full, do_empty, and may_add."""
         start = self.offsets[-1]
-        return start, start + BARRIER, *(start + BARRIER * (2 + n * self.tile.stages) for n in range(4))
+        return start, start + BARRIER, *(start + BARRIER * (2 + n * self.tile.stages) for n in range(5))
 
     @property
     def total(self):
-        return self.barriers[-1] + BARRIER * self.tile.stages
+        return self.barriers[-1] + BARRIER * self.tile.consumers

@@ -37,8 +37,6 @@ def why_not_here():
 def _why_not(problem, backward):
     if backward and max(problem.d, problem.d_v) > LARGEST_BACKWARD_HEAD_DIM:
         return f"its backward pass takes head dims up to {LARGEST_BACKWARD_HEAD_DIM}"
-    if backward and problem.deterministic:
-        return "it adds dQ up in any order, so its bits don't repeat"
     return None
 
 
@@ -99,7 +97,7 @@ def forward(problem, operands, o, lse):
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):
-    """Fill the gradients. Extra memory: two numbers for each query, and dQ in float32."""
+    """Fill the gradients. Extra memory: two numbers for each query, and dQ in float32; a few turns if bits repeat."""
     import cupy
     spec = Spec.of_backward(problem)
     tile = choose_backward(spec)
@@ -110,11 +108,12 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     q, k, v = map(for_copies, (operands.q, operands.k, operands.v))
     layout = BackwardLayout(tile, spec)
     sums = cupy.zeros((*lse.shape[:2], *layout.sums_shape(problem.n_q)), np.float32)
+    turns = cupy.zeros((*sums.shape[:3], 1), np.int32) if problem.deterministic else None
     maps = (encode(q, tile.block_m), encode(k, tile.block_n), encode(v, tile.block_n), encode(do, tile.block_m))
-    launch = launcher("hopper.backward:make_backward", (tile, spec), (tile.threads, 1),
-                      layout.total, TARGET)
+    launch = launcher("hopper.backward:make_backward", (tile, spec, problem.deterministic),
+                      (tile.threads, 1), layout.total, TARGET)
     launch(-(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
-           (*maps, query_numbers, sums, dk, dv, operands.alibi_slopes, problem.n_q, problem.n_k, problem.group,
+           (*maps, query_numbers, sums, turns, dk, dv, operands.alibi_slopes, problem.n_q, problem.n_k, problem.group,
             *numbers(spec, problem)))
     launch = launcher("hopper.backward:make_round", (tile, spec), (WARPGROUP, 1), 0, TARGET)
     launch(sums.size // sums.shape[3], (sums, gradients.dq, problem.scale))

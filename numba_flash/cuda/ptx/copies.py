@@ -178,6 +178,16 @@ def wait_rows_but_last():
     """`wait_rows`, but not for the last group."""
 
 
+@instruction("ld.acquire.gpu.global.b32 $0, [$1];", int32, uint64)
+def load_acquire(address):
+    """Read a number that another block has written by `store_release`, and see all that it did before. ISA: "ld"."""
+
+
+@instruction("st.release.gpu.global.b32 [$0], $1;", None, uint64, int32)
+def store_release(address, value):
+    """Write a number for `load_acquire`. ISA: "Data Movement and Conversion Instructions: st"."""
+
+
 @intrinsic
 def load_global_words(typing_context, address):
     """Read 16 bytes of global memory as four words. ISA: "Data Movement and Conversion Instructions: ld"."""
