@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, Spec, round_up
 
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
-DS_PLACES = 3           # in the backward kernel's shared memory
 BARRIER, NOTE = 8, 32   # bytes
 TARGET = 9, 0, "a"      # wgmma and setmaxnreg are Hopper's own
 
@@ -132,7 +131,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class BackwardTile:
-    """How the backward kernel cuts up the scores: each of two consumers owns 64 rows of a K/V tile.
+    """How the backward kernel cuts up the scores.
 
     Attributes
     ----------
@@ -140,19 +139,22 @@ class BackwardTile:
         Rows of a tile of Q and dO: 64 or 128.
     stages : int
         Tiles of Q, and of dO, that fit into shared memory at once.
+    wide : bool
+        Whether both consumers own all 64 rows of a K/V tile (`backward_wide`), or 64 each (`backward`).
     debug : bool
         As in `Tile`.
     """
 
     block_m: int
     stages: int
+    wide: bool = False
     debug: bool = False
 
     consumers, producer_registers, consumer_registers = 2, 24, 240
 
     @property
     def block_n(self):
-        return self.consumers * ROWS
+        return ROWS if self.wide else self.consumers * ROWS
 
     @property
     def dq_by_rows(self):
@@ -160,12 +162,18 @@ class BackwardTile:
         return self.block_m == self.consumers * ROWS
 
     @property
+    def ds_slots(self):
+        """How many tiles of dS shared memory has room for."""
+        return 2 if self.wide else 3
+
+    @property
     def threads(self):
         return (self.consumers + 1) * WARPGROUP
 
 
-# Largest head dim to tile shape of the backward kernel. dK and dV take (d + d_v) / 2 registers of a thread, S and dP
-# block_m / 2 each, dQ 32, P and dS in 16 bits block_m / 4 each.
+# Largest head dim to tile shape of the backward kernels. In `backward` dK and dV take (d + d_v) / 2 registers of a
+# thread, S and dP block_m / 2 each, dQ 32, P and dS in 16 bits block_m / 4 each; in `backward_wide` dK or dV d / 2, and
+# dQ d / 4.
 #
 # Tried on an H200 in bfloat16; speed relative to cuDNN 9.19 in the same run, at n 1024, 4096, 16384, without a mask.
 #   kept
@@ -173,18 +181,22 @@ class BackwardTile:
 #     kernels before and after:             d 64 .56 .73 .90 -> .93 .92 .97      d 128 .61 .78 .79 -> .85 .83 .84
 #     dQ added as the threads hold it, so that a warp adds 512 bytes in a row; dS stored before the consumer's turn, in
 #     the third place; dQ before dK:        d 64 -> 1.09 1.20 1.27               d 128 -> 1.04 1.03 1.05
+#     in the turn, waits for Q and dO, and the fence behind dS, while products run:
+#                                           d 64 -> 1.14 1.27 1.39               d 128 -> .99 1.06 1.09
+#     d 256, consumers that share keys:     1.10 1.08 1.32, causal 1.13 1.06 1.16      d 192 1.15 1.05 1.28
+#     adding in order, for repeatable bits: 16 % slower at d 64, n 16384, 1 % at d 128
 #   not kept
 #     products in the order dQ, dV, dK: d 64 .94 1.04 for .90 .97 (n 1024, 16384), d 128 .80 .77 for .85 .86
 #     S of the next step only after dK: the same
 #     to wait for S alone, and for dP after the exponentials: the assembler serialises all products (C7514)
 #     dQ added after dP of the next step has been started: registers don't suffice (C7512)
-BACKWARD_TILES = {64: BackwardTile(128, stages=2), 128: BackwardTile(64, stages=3)}
+BACKWARD_TILES = {64: BackwardTile(128, stages=2), 128: BackwardTile(64, stages=3),
+                  256: BackwardTile(64, stages=2, wide=True)}
 
 
 def choose_backward(spec):
-    """The tile shape of the backward kernel for a spec; None if there is none."""
-    largest = max(spec.d, spec.d_v)
-    return next((tile for size, tile in BACKWARD_TILES.items() if largest <= size), None)
+    """The tile shape of the backward kernel for a spec."""
+    return next(tile for largest, tile in BACKWARD_TILES.items() if max(spec.d, spec.d_v) <= largest)
 
 
 @dataclass(frozen=True)
@@ -199,7 +211,12 @@ class BackwardLayout:
 
     @property
     def q_boxes(self):
-        return self._boxes(self.spec.d) if self.tile.dq_by_rows else self.tile.consumers
+        return self._boxes(self.spec.d)
+
+    @property
+    def k_boxes(self):
+        """As many as the consumers' parts of dQ have; what is past d is zero."""
+        return self._boxes(self.dq_columns * (1 if self.tile.dq_by_rows else self.tile.consumers))
 
     @property
     def v_boxes(self):
@@ -208,7 +225,7 @@ class BackwardLayout:
     @property
     def dq_columns(self):
         """Columns of a consumer's part of dQ."""
-        return self.spec.d if self.tile.dq_by_rows else BOX
+        return self.spec.d if self.tile.dq_by_rows else round_up(self.spec.d, 2 * BOX) // 2
 
     def sums_shape(self, n_q):
         """Of a head's dQ in float32: consumers' parts of tiles, and the numbers of a part as the threads hold them."""
@@ -216,17 +233,18 @@ class BackwardLayout:
 
     @property
     def sizes(self):
-        """Bytes of k, v, a place of q, of do, of ds, of lse and delta."""
+        """Bytes of k, v, a place of q, of do, of ds, of lse and delta, and of p in float32."""
         row, tile = BOX * ITEM, self.tile
-        return (self.q_boxes * tile.block_n * row, self.v_boxes * tile.block_n * row, self.q_boxes * tile.block_m * row,
-                self.v_boxes * tile.block_m * row, tile.consumers * tile.block_m * row, 2 * tile.block_m * 4)
+        return (self.k_boxes * tile.block_n * row, self.v_boxes * tile.block_n * row, self.q_boxes * tile.block_m * row,
+                self.v_boxes * tile.block_m * row, tile.block_n // BOX * tile.block_m * row,
+                2 * tile.block_m * 4, tile.block_m * tile.block_n * 4 if tile.wide else 0)
 
     @property
     def offsets(self):
-        """Offsets of k, v, q, do, ds, of lse and delta, and of the barriers."""
-        k, v, q, do, ds, numbers = self.sizes
+        """Offsets of k, v, q, do, ds, of lse and delta, of p, and of the barriers."""
+        k, v, q, do, ds, numbers, p = self.sizes
         stages = self.tile.stages
-        sizes = k, v, stages * q, stages * do, DS_PLACES * ds, stages * numbers
+        sizes = k, v, stages * q, stages * do, self.tile.ds_slots * ds, stages * numbers, p
         return tuple(sum(sizes[:n]) for n in range(len(sizes) + 1))
 
     @property

@@ -10,10 +10,8 @@ from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
 from ..tensor_cores.host import begin_backward, for_copies, numbers, run_query_numbers, why_not_for_tensor_cores
 from ..tensor_cores.spec import WARPGROUP, Spec, heads_together
-from .config import BACKWARD_TILES, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
+from .config import ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
 from .tensor_map import encode
-
-LARGEST_BACKWARD_HEAD_DIM = max(BACKWARD_TILES)
 
 # Packed arguments of former calls by where their arrays lay. Allocators give memory back in the same places again and
 # again, and to encode three tensor maps takes longer than all else that a call does.
@@ -23,7 +21,7 @@ KEPT = 4096
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem) or _why_not(problem, backward)
+    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem)
 
 
 def why_not_here():
@@ -32,12 +30,6 @@ def why_not_here():
         return "Numba's simulator has no tensor cores"
     here = capability()
     return None if here == (9, 0) else f"it needs a GPU of compute capability 9.0, and this one has {here[0]}.{here[1]}"
-
-
-def _why_not(problem, backward):
-    if backward and max(problem.d, problem.d_v) > LARGEST_BACKWARD_HEAD_DIM:
-        return f"its backward pass takes head dims up to {LARGEST_BACKWARD_HEAD_DIM}"
-    return None
 
 
 class Plan(NamedTuple):
@@ -110,10 +102,11 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     sums = cupy.zeros((*lse.shape[:2], *layout.sums_shape(problem.n_q)), np.float32)
     turns = cupy.zeros((*sums.shape[:3], 1), np.int32) if problem.deterministic else None
     maps = (encode(q, tile.block_m), encode(k, tile.block_n), encode(v, tile.block_n), encode(do, tile.block_m))
-    launch = launcher("hopper.backward:make_backward", (tile, spec, problem.deterministic),
-                      (tile.threads, 1), layout.total, TARGET)
+    name = "backward_wide" if tile.wide else "backward"
+    launch = launcher(f"hopper.{name}:make_backward", (tile, spec, problem.deterministic), (tile.threads, 1),
+                      layout.total, TARGET)
     launch(-(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
            (*maps, query_numbers, sums, turns, dk, dv, operands.alibi_slopes, problem.n_q, problem.n_k, problem.group,
             *numbers(spec, problem)))
-    launch = launcher("hopper.backward:make_round", (tile, spec), (WARPGROUP, 1), 0, TARGET)
+    launch = launcher("hopper.backward_parts:make_round", (tile, spec), (WARPGROUP, 1), 0, TARGET)
     launch(sums.size // sums.shape[3], (sums, gradients.dq, problem.scale))

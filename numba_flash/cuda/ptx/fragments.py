@@ -28,7 +28,8 @@ from numba.cuda import types
 from numba.cuda.typing import signature as numba_signature
 
 from ...problem import FLOAT16
-from .assembly import emit, float32, int32, int64, pack, registers, uint32, uint64, unpack, with_arity
+from .assembly import (CONSTRAINTS, LLVM_TYPES, emit, float32, int32, int64, pack, registers, uint32, uint64, unpack,
+                       with_arity)
 
 ROWS = 64       # of a warpgroup's matrix
 QUAD = 1, 2     # xor of lanes that share their rows
@@ -409,34 +410,35 @@ def make_store_packed(parts):
 WARP_WORDS = 512        # bytes of four words of each lane
 
 
-def _store_words(typing_context, packed, address):
-    """Leave a warp's packed fragment in shared memory for `make_load_words`; `address`: 16 bytes for each lane."""
+def _store_words(typing_context, fragment, address):
+    """Leave a warp's fragment in shared memory for `make_load_words`; `address`: 16 bytes for each lane before."""
     def codegen(context, builder, signature, args):
-        words = unpack(builder, args[0], packed.count)
-        for first in range(0, packed.count, 4):
+        words = unpack(builder, args[0], fragment.count)
+        for first in range(0, fragment.count, 4):
             emit(builder, f"st.shared.v4.b32 [$0 + {first // 4 * WARP_WORDS}], {{$1, $2, $3, $4}};", ir.VoidType(), [],
-                 [args[1], *words[first:first + 4]], ["r"] * 5)
+                 [args[1], *words[first:first + 4]], ["r"] + [CONSTRAINTS[fragment.dtype]] * 4)
         return context.get_dummy_value()
 
-    return numba_signature(types.void, packed, uint32), codegen
+    return numba_signature(types.void, fragment, uint32), codegen
 
 
-store_words = with_arity(_store_words, ("packed", "address"))
+store_words = with_arity(_store_words, ("fragment", "address"))
 
 
 @lru_cache(maxsize=None)
-def make_load_words(count):
-    """Build ``load_words(address)``: the packed fragment that another warp has left by `store_words`."""
+def make_load_words(count, dtype=uint32):
+    """Build ``load_words(address)``: the fragment, of so many elements, that another warp has left by `store_words`."""
     def load_words(typing_context, address):
         def codegen(context, builder, signature, args):
             words = []
             for first in range(0, count, 4):
                 text = f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4 + {first // 4 * WARP_WORDS}];"
-                out = emit(builder, text, ir.LiteralStructType([ir.IntType(32)] * 4), ["=r"] * 4, args, ["r"])
+                out = emit(builder, text, ir.LiteralStructType([LLVM_TYPES[dtype]] * 4), ["=" + CONSTRAINTS[dtype]] * 4,
+                           args, ["r"])
                 words += unpack(builder, out, 4)
             return pack(builder, words)
 
-        return numba_signature(registers(uint32, count), uint32), codegen
+        return numba_signature(registers(dtype, count), uint32), codegen
 
     return with_arity(load_words, ("address",))
 

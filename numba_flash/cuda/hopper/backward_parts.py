@@ -1,0 +1,221 @@
+"""What the two backward kernels have in common: the block's place, the producer, dQ in global memory, the epilogue.
+
+If bits are to repeat, blocks add to a tile of dQ in the order of their keys, the last ones first, as under a causal
+mask these come by first. Two more warps of the producer see to it, one for each consumer: they wait for the block's
+turn, say so to the consumer, and pass the turn on when it has added.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ...scores import seeing_queries, seen_keys
+from ..compile import cuda, device
+from ..ptx.arithmetic import uniform
+from ..ptx.assembly import float32, int32, uint64
+from ..ptx.barriers import (barrier_arrive, barrier_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_expect,
+                            mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
+from ..ptx.copies import copy_boxes, copy_bytes, element_address, load_acquire, store_release, tensor_map
+from ..ptx.fragments import add_fragment, first_row, make_load_sums, make_pack16, store_rows
+from ..signatures import array_type, counters, int64, none, real_array
+from ..tensor_cores.schedule import divide, following, thread_of_warpgroup
+from ..tensor_cores.softmax import scaled
+from ..tensor_cores.spec import ITEM, WARP, WARPGROUP
+from .config import ROWS, BackwardLayout
+
+ADDED = 1               # and the one after, one for each consumer: the block's barriers
+CONSUMERS_OWN = 3       # and those after are free for the consumers
+
+seeing_queries, seen_keys, first_row = device(seeing_queries), device(seen_keys), device(first_row)
+
+
+class Parts(NamedTuple):
+    """Device functions, as `make_parts` builds them."""
+
+    wait_for: Any
+    set_barriers: Any
+    own_place: Any
+    produce: Any
+    following_step: Any
+    add_dq: Any
+
+
+def signature_of(spec, ordered):
+    """Types of the parameters of a backward kernel: see `hopper.engine.backward`."""
+    return ((tensor_map,) * 4
+            + (real_array(spec.dtype, 4), real_array(spec.dtype, 4), counters if ordered else none,
+               array_type(spec.dtype, 4), array_type(spec.dtype, 4), real_array(spec.dtype, 2) if spec.alibi else none,
+               *[int64] * 3, *[float32] * 3, *[int64] * 3))
+
+
+@lru_cache(maxsize=None)
+def make_parts(tile, spec, ordered):
+    """Build the `Parts` of a kernel. `ordered`: whether blocks add to dQ in turn."""
+    layout = BackwardLayout(tile, spec)
+    block_m, block_n, stages = tile.block_m, tile.block_n, tile.stages
+    k_bytes, v_bytes, q_bytes, do_bytes, _, number_bytes = layout.sizes[:6]
+    k_tile, v_tile, q_tiles, do_tiles, _, number_tiles = layout.offsets[:6]
+    k_full, v_full, q_full, q_empty, do_full, do_empty, may_add = layout.barriers
+    k_boxes, q_boxes, v_boxes = layout.k_boxes, layout.q_boxes, layout.v_boxes
+    wait_for = mbarrier_wait_or_trap if tile.debug else mbarrier_wait
+
+    @device
+    def set_barriers(shared):
+        """Set the block's mbarriers up."""
+        if cuda.threadIdx.x == 0:
+            mbarrier_init(shared + k_full, 1)
+            mbarrier_init(shared + v_full, 1)
+            for stage in range(stages):
+                mbarrier_init(shared + q_full + 8 * stage, 1)
+                mbarrier_init(shared + do_full + 8 * stage, 1)
+                mbarrier_init(shared + q_empty + 8 * stage, 2)
+                mbarrier_init(shared + do_empty + 8 * stage, 2)
+            if ordered:
+                mbarrier_init(shared + may_add, 1)
+                mbarrier_init(shared + may_add + 8, 1)
+            fence_mbarrier_init()
+        cuda.syncthreads()      # or a thread waits on a barrier that isn't set up yet
+
+    @device
+    def own_place(n_q, group, kv_heads, band):
+        """The block's batch, key head, group, first key, and the queries that see its keys: first, stop."""
+        n_k, offset, left, right = band
+        tiles_n = int32((n_k + block_n - 1) // block_n)
+        bh, tile_n = divide(cuda.blockIdx.x, tiles_n)
+        if ordered:             # a block waits for those with later keys, so that these must start before
+            tile_n = int32(tiles_n - 1 - tile_n)
+        b, kv_h = divide(bh, kv_heads)
+        j_first = int32(tile_n * block_n)
+        i_first, i_stop = seeing_queries(j_first, min(j_first + block_n, n_k), offset, left, right, n_q)
+        if i_first >= i_stop:
+            i_stop = int32(0)                       # nobody sees these keys
+        i_first = int32(i_first // block_m * block_m)
+        return uniform(b), uniform(kv_h), group, uniform(j_first), uniform(i_first), uniform(int32(i_stop))
+
+    # ---- the producer ------------------------------------------------------------------------------------------------
+
+    @device
+    def load_tiles(shared, own_map, walked_map, own, own_full, own_bytes, own_boxes, tiles, full, empty, size, boxes,
+                   numbers, place):
+        """Load the block's K, and Q_i of all query tiles that see it, with lse and delta; or its V, and dO_i."""
+        b, kv_h, group, j_first, i_first, i_stop = place
+        leader = cuda.threadIdx.x % WARP == 0
+        if leader:
+            mbarrier_expect(shared + own_full, own_bytes)
+            copy_boxes(shared + own, own_map, shared + own_full, own_boxes, block_n, j_first, kv_h, b)
+        stage, phase, h = int32(0), int32(1), int32(kv_h * group)
+        while h < (kv_h + 1) * group:
+            i = int32(i_first)
+            while i < i_stop:
+                wait_for(shared + empty + 8 * stage, phase)
+                if leader:
+                    if numbers is None:
+                        mbarrier_expect(shared + full + 8 * stage, size)
+                    else:
+                        mbarrier_expect(shared + full + 8 * stage, size + number_bytes)
+                        copy_bytes(shared + number_tiles + stage * number_bytes,
+                                   element_address(numbers, b, h, int32(i // block_m)), number_bytes,
+                                   shared + full + 8 * stage)
+                    copy_boxes(shared + tiles + stage * size, walked_map, shared + full + 8 * stage, boxes, block_m, i,
+                               h, b)
+                stage, phase = following(stage, phase, stages)
+                i = uniform(i + int32(block_m))             # so that the loop is not unrolled, which takes registers
+            h = uniform(h + int32(1))
+
+    @device
+    def keep_order(shared, turns, consumer, n_q, band, place):
+        """Tell a consumer when it may add to dQ_i, and the next block when it has."""
+        b, kv_h, group, j_first, i_first, i_stop = place
+        n_k, offset, left, right = band
+        leader = cuda.threadIdx.x % WARP == 0
+        h = int32(kv_h * group)
+        while h < (kv_h + 1) * group:
+            i = int32(i_first)
+            while i < i_stop:
+                _, stop = seen_keys(i, min(i + block_m, n_q), offset, left, right, n_k)
+                blocks_before = int32((stop - 1) // block_n - j_first // block_n)
+                turn = element_address(turns, b, h, int32(i // block_m * 2 + consumer))
+                while load_acquire(turn) != blocks_before:
+                    pass
+                if leader:
+                    mbarrier_arrive(shared + may_add + 8 * consumer)
+                barrier_sync(ADDED + consumer, WARPGROUP + WARP)
+                if leader:
+                    store_release(turn, int32(blocks_before + 1))
+                i = uniform(i + int32(block_m))
+            h = uniform(h + int32(1))
+
+    @device
+    def produce(shared, q_map, k_map, v_map, do_map, numbers, turns, n_q, band, place):
+        """The producer's warps."""
+        warp = uniform(int32(cuda.threadIdx.x) // WARP)
+        if warp == 0:
+            load_tiles(shared, k_map, q_map, k_tile, k_full, k_bytes, k_boxes, q_tiles, q_full, q_empty, q_bytes,
+                       q_boxes, numbers, place)
+        elif warp == 1:
+            load_tiles(shared, v_map, do_map, v_tile, v_full, v_bytes, v_boxes, do_tiles, do_full, do_empty, do_bytes,
+                       v_boxes, None, place)
+        elif ordered:
+            keep_order(shared, turns, int32(warp - 2), n_q, band, place)
+
+    # ---- the consumers -----------------------------------------------------------------------------------------------
+
+    @device
+    def following_step(i, h, place):
+        """The next step's first query and head, and whether there is one."""
+        _, kv_h, group, _, i_first, i_stop = place
+        next_i, next_h = int32(i + block_m), h
+        if next_i >= i_stop:
+            next_i, next_h = int32(i_first), int32(h + 1)
+        return next_i, next_h, next_h < (kv_h + 1) * group
+
+    @device
+    def add_dq(shared, dq, sums, consumer, i, h, b, phase):
+        """Add this consumer's part of dQ_i: its half of the rows, or of the columns."""
+        if ordered:
+            wait_for(shared + may_add + 8 * consumer, phase)
+        part = int32(i // block_m * 2 + consumer)
+        add_fragment(dq, element_address(sums, b, h, part) + uint64(16 * thread_of_warpgroup()))
+        if ordered:
+            barrier_arrive(ADDED + consumer, WARPGROUP + WARP)
+
+    return Parts(wait_for, set_barriers, own_place, produce, following_step, add_dq)
+
+
+@lru_cache(maxsize=None)
+def make_store_keys(dtype):
+    """Build ``store_keys(x, scale, array, b, h, j, n_k)``: the epilogue, 64 rows of dK or dV go out."""
+    pack16 = make_pack16(dtype)
+
+    @device
+    def store_keys(x, scale, array, b, h, j, n_k):
+        row = int32(j + first_row(thread_of_warpgroup()))
+        store_rows(pack16(scaled(x, (scale, scale))), element_address(array, b, h, row), array.strides[2],
+                   int32(n_k - row), int32(array.shape[3]))
+
+    return store_keys
+
+
+@lru_cache(maxsize=None)
+def make_round(tile, spec):
+    """Build the kernel for ``dq = scale * sums`` in 16 bits.
+
+    Grid: one block for each consumer's part of a tile of dQ, of 128 threads, which hold it as the consumer's did.
+    """
+    layout = BackwardLayout(tile, spec)
+    block_m, by_rows, dq_columns = tile.block_m, tile.dq_by_rows, layout.dq_columns
+    load_sums, pack16 = make_load_sums(dq_columns), make_pack16(spec.dtype)
+
+    def round_kernel(sums, dq_array, scale):
+        bh, part = divide(cuda.blockIdx.x, sums.shape[2])
+        b, h = divide(bh, sums.shape[1])
+        tile_m, consumer = divide(part, 2)
+        row, column = int32(tile_m * block_m + first_row(cuda.threadIdx.x)), int32(0)
+        if by_rows:
+            row += consumer * ROWS
+        else:
+            column += consumer * dq_columns
+        dq = load_sums(element_address(sums, b, h, part) + uint64(16 * cuda.threadIdx.x))
+        store_rows(pack16(scaled(dq, (scale, scale))), element_address(dq_array, b, h, row) + uint64(column * ITEM),
+                   dq_array.strides[2], int32(dq_array.shape[2] - row), int32(dq_array.shape[3] - column))
+
+    return round_kernel, (real_array(spec.dtype, 4), array_type(spec.dtype, 4), float32)
