@@ -22,7 +22,7 @@ from tqdm import tqdm
 from numba_flash import arrays, attention, attention_backward
 from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32
 
-from .measure import awake_seconds, batch_seconds, in_turn
+from .measure import awake_seconds, batch_seconds, in_turn, wall_seconds
 
 DTYPES = {"bfloat16": BFLOAT16, "float16": FLOAT16, "float32": FLOAT32}
 # Relative Frobenius error: some three times what a right result has, and far less than one wrong tile makes of it.
@@ -261,6 +261,7 @@ def prepare(case, inputs, rivals, count, unit="TFLOP/s", backward=False, **optio
     -------
     row : Row
     """
+    give_memory_back(inputs.on_gpu)
     row, limit = Row(case, count, unit, inputs.dtype, inputs.on_gpu), LARGEST_ERROR[inputs.dtype]
     row.figures = {name: {} for name in rivals}         # in this order, whoever fails
     first = first_answer = None
@@ -302,6 +303,16 @@ def _try(make, inputs, backward, right, options):
     return answer, error, seconds, call
 
 
+def give_memory_back(on_gpu):
+    """Free what CuPy's and PyTorch's pools keep: of the next problem everything has another size."""
+    if on_gpu:
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
+
+
 def wait(on_gpu):
     """Until the device is done."""
     if on_gpu:
@@ -324,23 +335,25 @@ def take_turns(rows, rounds, ceilings=None, clock=None):
     clock : function, optional
         Seconds of a call; by default a fitting one of `measure`.
     """
-    def seconds_of(call):
-        with call.context():
-            return (call.clock or clock or (batch_seconds if rows[0].on_gpu else awake_seconds))(call.run)
-
-    def warm(call):
-        with call.context():
-            call.run()
-
-    calls = {(i, name): call for i, row in enumerate(rows) for name, call in row.calls.items()}
-    try:
-        medians = in_turn(calls, seconds_of, rounds, warm)
-    except Exception as reason:                 # too little memory, say, for all at once
-        for i, name in calls:
+    def seconds_of(place, clock=clock):
+        i, name = place
+        call = rows[i].calls.get(name)
+        if call is None:
+            return np.nan                       # it failed before
+        try:
+            with call.context():
+                return (call.clock or clock or (batch_seconds if rows[i].on_gpu else awake_seconds))(call.run)
+        except Exception as reason:             # too little memory, say, for all at once
             rows[i].refuse(name, f"while timing: {reason}")
-        return
-    for (i, name), seconds in medians.items():
-        rows[i].enter(name, seconds, (ceilings or {}).get(rows[i].dtype))
+            return np.nan
+
+    def warm(place):
+        seconds_of(place, clock=wall_seconds)
+
+    places = {(i, name): (i, name) for i, row in enumerate(rows) for name in row.calls}
+    for (i, name), seconds in in_turn(places, seconds_of, rounds, warm).items():
+        if name in rows[i].calls:
+            rows[i].enter(name, seconds, (ceilings or {}).get(rows[i].dtype))
 
 
 def measured(case, inputs, rivals, count, rounds, ceilings=None, clock=None, **options):

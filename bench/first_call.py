@@ -72,8 +72,11 @@ def compile_ahead(kernels):
     taken : dict
         Words for each kernel to the seconds that its first call took beside the others', or to why there is none.
     """
-    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
-        done = list(tqdm(pool.map(compile_one, kernels), desc="compile", total=len(kernels)))
+    try:
+        with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+            done = list(tqdm(pool.map(compile_one, kernels), desc="compile", total=len(kernels)))
+    except Exception as reason:                 # they will compile one after the other, when they are called
+        return {"compiling ahead": str(reason)}
     return {str(kernel): taken for kernel, taken in zip(kernels, done)}
 
 

@@ -66,7 +66,7 @@ def in_turn(calls, seconds_of, rounds, warm=lambda call: call()):
     times, names = {name: [] for name in calls}, list(calls)
     for name in names:
         warm(calls[name])
-    for i in range(rounds):
+    for i in range(rounds if names else 0):
         for name in names[i % len(names):] + names[:i % len(names)]:
             times[name].append(seconds_of(calls[name]))
     return {name: median(taken) for name, taken in times.items()}
@@ -128,7 +128,7 @@ def _hold_up():
     return cp.RawKernel(r"""
     __device__ unsigned long long now() {
         unsigned long long t;
-        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
         return t;
     }
     extern "C" __global__ void hold_up(long long nanoseconds) {

@@ -19,7 +19,7 @@ import sys
 from tqdm import tqdm
 
 from . import peers
-from .contest import Inputs, engine, prepare, wait
+from .contest import Inputs, Row, engine, prepare, wait
 from .measure import flops
 from .parts import Part
 from .rungs import ladder, memory_efficient
@@ -28,6 +28,7 @@ DIRECTIONS = "forward", "backward", "both"
 LENGTHS = 2048, 4096, 8192, 16384
 CPU_LENGTHS = 1024, 2048, 4096, 8192
 PATIENCE = 4096                                 # largest n of memory-efficient attention on a CPU
+FEW_BLOCKS = 8192                               # largest n of flash1, which has a block for a head and takes seconds
 LARGEST_SCORES = 2**30                          # bytes; a CPU's memory isn't to be filled with S
 TORCH = {"torch efficient": peers.sdpa("torch efficient")}
 PEERS = {"float32": TORCH, "bfloat16": {**TORCH, "torch flash": peers.sdpa("torch flash"),
@@ -102,19 +103,19 @@ def peaks(rivals, heads, d, lengths, dtype="float32", gpu=True, limits=None):
                if "not measured" in figures}
     rows = []
     for n in tqdm(lengths, desc="memory"):
-        row, inputs = {"n": n}, Inputs.of(dtype, (1, heads, n, d), gpu=gpu)
+        inputs = Inputs.of(dtype, (1, heads, n, d), gpu=gpu)
+        rows.append(Row({"n": n}, 1, "MiB", dtype, gpu, figures={name: {} for name in rivals}))
         for name, make in rivals.items():
             if name in missing:
-                row[f"{name} not measured"] = missing[name]
+                rows[-1].figures[name] = {"not measured": missing[name]}
             elif n > (limits or {}).get(name, n):
-                row[f"{name} not measured"] = "too large for it: its scores, or its time"
+                rows[-1].refuse(name, "too large for it: its scores, or its time")
             else:
                 try:
                     for direction, call in calls(make, inputs).items():
-                        row[f"{name} {direction} MiB"] = (peak_on_gpu if gpu else peak_on_cpu)(call) / 2**20
+                        rows[-1].figures[name][f"{direction} MiB"] = (peak_on_gpu if gpu else peak_on_cpu)(call) / 2**20
                 except Exception as reason:     # too little memory, which is a result too
-                    row[f"{name} not measured"] = str(reason)
-        rows.append(row)
+                    rows[-1].refuse(name, reason)
     return {"rows": rows, "heads": heads, "d": d}
 
 
@@ -127,23 +128,23 @@ def float32(_):
 
 def bfloat16(_):
     """MiB beyond inputs and outputs against n, 16 heads of d 128, bfloat16."""
-    return peaks(ladder() | PEERS["bfloat16"], 16, 128, LENGTHS, "bfloat16")
+    return peaks(ladder() | PEERS["bfloat16"], 16, 128, LENGTHS, "bfloat16", limits={"flash1": FEW_BLOCKS})
 
 
 def cpu(_, lengths=CPU_LENGTHS, heads=8, d=64):
     """MiB beyond inputs and outputs against n on the CPU, 8 heads of d 64, float32."""
-    rows = {n: {"n": n} for n in lengths}
+    rows = [Row({"n": n}, 1, "MiB", "float32", False) for n in lengths]
     for name in ON_CPU:                                     # memory that one leaves behind is no room for the next
         command = f"from bench.memory import print_peaks; print_peaks({name!r}, {tuple(lengths)}, {heads}, {d})"
         done = subprocess.run([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True, check=True,
                               env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"})     # what is freed is given back
-        for row in json.loads(done.stdout.splitlines()[-1]):
-            rows[row["n"]] |= row
-    return {"rows": list(rows.values()), "heads": heads, "d": d}
+        for row, figures in zip(rows, json.loads(done.stdout.splitlines()[-1])):
+            row.figures |= figures
+    return {"rows": rows, "heads": heads, "d": d}
 
 
 def print_peaks(name, lengths, heads, d):
-    """Run in a process of its own: the rows of one rival as JSON."""
+    """Run in a process of its own: the figures of one rival at each length, as JSON."""
     small = Inputs.of("float32", (1, 1, 2, d), gpu=False)
     longest = int((LARGEST_SCORES / 4 / heads)**0.5)
     try:
@@ -153,7 +154,7 @@ def print_peaks(name, lengths, heads, d):
         pass                                                # `peaks` says why
     rows = peaks({name: ON_CPU[name]}, heads, d, lengths, gpu=False,
                  limits={"standard": longest, "memory-efficient": PATIENCE})["rows"]
-    print(json.dumps(rows))
+    print(json.dumps([row.figures for row in rows]))
 
 
 PARTS = {"float32": Part(float32), "bfloat16": Part(bfloat16), "cpu": Part(cpu, gpu=False)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from numba_flash.check import gpu_names, gpu_trouble
 
 from . import peers
-from .contest import Row
+from .contest import Row, give_memory_back
 from .results import table, write_part
 
 
@@ -115,7 +115,7 @@ def run(parts, path, wanted=None, rounds=5):
                 continue
             finally:
                 give_memory_back(part.gpu)
-            ahead = {str(kernel): compiled[str(kernel)] for kernel in part.kernels if str(kernel) in compiled}
+            ahead = {kernel: compiled[kernel] for kernel in map(str, part.kernels) if kernel in compiled}
             show(**result, **({"compiled ahead": ahead} if ahead else {}))
             result["rows"] = [row.stored() if isinstance(row, Row) else row for row in result["rows"]]
             write_part(path, name, **(circumstances if part.gpu else {}), **result, compiled_ahead_s=ahead,
@@ -131,20 +131,11 @@ def on_what_gpu():
     return {"gpu": next(gpu_names()), "cuda_driver": cupy.cuda.runtime.driverGetVersion(), **peers.versions()}
 
 
-def give_memory_back(on_gpu):
-    """Free what CuPy's and PyTorch's pools keep, for others need it."""
-    if on_gpu:
-        import cupy
-
-        cupy.get_default_memory_pool().free_all_blocks()
-        if not peers.why_not():
-            peers.import_torch().cuda.empty_cache()
-
-
 def show(rows, **more):
     """Print a part."""
     lines = [line for row in rows for line in (row.lines() if isinstance(row, Row) else [row])]
     empty = {name for name in lines[0] if all(line.get(name, "") == "" for line in lines)} if lines else set()
     table([{name: x for name, x in line.items() if name not in empty} for line in lines])
     for name, value in more.items():
-        print(f"{name}: {value}")
+        words = ", ".join(f"{what}: {x}" for what, x in value.items()) if isinstance(value, dict) else value
+        print(f"{name}: {words}")

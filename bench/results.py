@@ -8,6 +8,7 @@ import sys
 from datetime import date
 from importlib import metadata
 from pathlib import Path
+from textwrap import shorten
 
 PACKAGES = ("numba_flash", "numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch", "triton", "jax")
 
@@ -62,5 +63,5 @@ def table(rows, columns=None):
 
 def _cell(x):
     if not isinstance(x, float):
-        return str(x)
+        return shorten(str(x), 60, placeholder=" ...")
     return f"{x:.2f}" if x == 0 or abs(x) >= 0.01 else f"{x:.2e}"

@@ -18,6 +18,7 @@ q, k, v and o have 134 MB each in float32.
 """
 
 import csv
+import json
 import re
 import shutil
 import subprocess
@@ -40,6 +41,7 @@ L2 = {"GB read from L2": "lts__t_sectors_srcunit_tex_op_read.sum",
       "GB written to L2": "lts__t_sectors_srcunit_tex_op_write.sum"}
 SECTOR = 32                                     # bytes
 UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "sector": SECTOR}
+REFUSED = "refused: "                           # how the line begins that says whose calls are not counted
 DIRECTIONS = {"float32": ("forward", "backward"), "bfloat16": ("forward",)}
 
 
@@ -78,7 +80,7 @@ def predicted(engine, direction="forward", itemsize=4):
         if engine == "flash1":
             block_m, block_n = tile_rows("flash1_forward")
             return traffic.flash_attention_1_traffic(**sizes, block_m=block_m, block_n=block_n, itemsize=itemsize)
-        block_m = {"flash2": tile_rows("forward")[0], "hopper": hopper_rows()}.get(engine)
+        block_m = {"flash2": tile_rows("forward")[0], "hopper": hopper_rows()}.get(engine)     # of a new engine: add it
         return block_m and traffic.flash_attention_2_traffic(**sizes, block_m=block_m, block_n=1, itemsize=itemsize)
     if engine == "memory-efficient":
         return traffic.memory_efficient_attention_backward_traffic(**sizes, block_m=CHUNK, block_n=CHUNK, itemsize=4)
@@ -93,45 +95,58 @@ def predicted(engine, direction="forward", itemsize=4):
 
 # ---- what is counted -------------------------------------------------------------------------------------------------
 
+def number(direction, engine):
+    """The number of a call."""
+    names = list(ladder())
+    return len(names) * (direction == "backward") + names.index(engine)
+
+
 def profiled(dtype, directions):
-    """Run in a process of its own under ncu: each call that is right, after a kernel with its number."""
+    """Run in a process of its own under ncu: each call that is right, after a kernel with its number.
+
+    Prints why the others are not.
+    """
     import cupy as cp
 
-    inputs, calls = Inputs.of(dtype, (BATCH, HEADS, N, D)), {}
-    names = list(ladder())
-    for i, direction in enumerate(directions):
+    inputs, calls, refused = Inputs.of(dtype, (BATCH, HEADS, N, D)), {}, {}
+    for direction in directions:
         row = prepare({"direction": direction}, inputs, ladder(), 1, backward=direction == "backward")
-        calls |= {i * len(names) + names.index(name): call for name, call in row.calls.items()}
-    source = "\n".join(f'extern "C" __global__ void call_{number}() {{ }}' for number in calls)
-    marks = cp.RawModule(code=source)
-    marks = {number: marks.get_function(f"call_{number}") for number in calls}
+        calls |= {number(direction, name): call for name, call in row.calls.items()}
+        refused |= {number(direction, name): figures["not measured"] for name, figures in row.figures.items()
+                    if "not measured" in figures}
+    print(REFUSED + json.dumps(refused), flush=True)
+    marks = cp.RawModule(code="\n".join(f'extern "C" __global__ void call_{mark}() {{ }}' for mark in calls))
+    marks = {mark: marks.get_function(f"call_{mark}") for mark in calls}
     wait(True)
     cp.cuda.profiler.start()
-    for number, call in calls.items():
-        marks[number]((1,), (1,), ())
+    for mark, call in calls.items():
+        marks[mark]((1,), (1,), ())
         call.run()
     wait(True)
     cp.cuda.profiler.stop()
 
 
 def read_counts(text):
-    """Sums of each call's kernels from ncu's CSV: {number: {metric: bytes}}."""
+    """Sums of each call's kernels from ncu's CSV: {number of the call: {metric: bytes}}."""
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), len(lines))
-    counts, number = {}, None
+    counts, call = {}, None
     for row in csv.DictReader(lines[first:]):
         mark = re.match(r"call_(\d+)\b", row["Kernel Name"])
         if mark:
-            number = int(mark.group(1))
-        elif number is not None:
+            call = int(mark.group(1))
+        elif call is not None and row["Metric Unit"] in UNITS and row["Metric Value"] != "n/a":
             value = float(row["Metric Value"].replace(",", "")) * UNITS[row["Metric Unit"]]
-            of_call = counts.setdefault(number, {})
+            of_call = counts.setdefault(call, {})
             of_call[row["Metric Name"]] = of_call.get(row["Metric Name"], 0) + value
     return counts
 
 
 def count(dtype, directions, metrics):
-    """`read_counts` of a run under ncu; RuntimeError with ncu's words if it has none."""
+    """`read_counts` of a run under ncu, and {number: why a call is not among them}.
+
+    RuntimeError with ncu's words if it counted nothing.
+    """
     if shutil.which("ncu") is None:
         raise RuntimeError("ncu (Nsight Compute) is not installed, or not on PATH")
     with tempfile.TemporaryDirectory() as folder:
@@ -147,24 +162,26 @@ def count(dtype, directions, metrics):
     if not counts:
         words = [line for line in text.splitlines() if "==ERROR==" in line] or (done.stdout + text).splitlines()[-3:]
         raise RuntimeError("ncu counted nothing: " + " ".join(words))
-    return counts
+    refused = next((line for line in done.stdout.splitlines() if line.startswith(REFUSED)), REFUSED + "{}")
+    return counts, {int(mark): reason for mark, reason in json.loads(refused[len(REFUSED):]).items()}
 
 
-def rows_of(counts, directions, itemsize):
+def rows_of(counts, refused, directions, itemsize):
     """Rows of predicted and counted GB, and their ratio."""
-    rows, names = [], list(ladder())
-    for i, direction in enumerate(directions):
-        for name in names:
+    rows = []
+    for direction in directions:
+        for name in ladder():
             row, told = {"direction": direction, "engine": name}, predicted(name, direction, itemsize)
             if told:
                 row |= {"predicted GB read": BATCH * HEADS * told.read * 1e-9,
                         "predicted GB written": BATCH * HEADS * told.written * 1e-9}
-            found = counts.get(i * len(names) + names.index(name))
+            mark = number(direction, name)
+            found = counts.get(mark)
             if found is None:
-                row["not measured"] = "it refuses the problem, or was wrong: see what was said above"
+                row["not measured"] = refused.get(mark, "ncu saw no kernel")
             else:
                 row |= {what: found[metric] * 1e-9 for what, metric in {**HBM, **L2}.items() if metric in found}
-                if told:
+                if told and set(HBM.values()) <= set(found):
                     row["counted / predicted"] = sum(found[metric] for metric in HBM.values()) / (
                         BATCH * HEADS * told.total)
             rows.append(row)
@@ -175,11 +192,11 @@ def measure(dtype):
     """Rows of one part; without what ncu says of L2, if it doesn't know those counters."""
     directions = DIRECTIONS[dtype]
     try:
-        counts = count(dtype, directions, [*HBM.values(), *L2.values()])
+        counted = count(dtype, directions, [*HBM.values(), *L2.values()])
     except RuntimeError as reason:
         print(f"without L2: {reason}", file=sys.stderr)
-        counts = count(dtype, directions, list(HBM.values()))
-    return {"rows": rows_of(counts, directions, 4 if dtype == "float32" else 2),
+        counted = count(dtype, directions, list(HBM.values()))
+    return {"rows": rows_of(*counted, directions, 4 if dtype == "float32" else 2),
             "sizes": {"batch": BATCH, "heads": HEADS, "n": N, "d": D}}
 
 

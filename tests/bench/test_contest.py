@@ -103,11 +103,12 @@ def test_an_engine_that_refuses_says_why(inputs):
     assert "arrays are on the CPU" in row.figures["hopper"]["not measured"] and "ms" in row.figures["cpu"]
 
 
-def test_who_fails_while_timed_takes_nothing_else_along(inputs):
-    answers = iter([(standard_attention(*inputs.arrays[1:]),)])
-    once = prepare({}, inputs, {"once": lambda *args, **options: Call(lambda: next(answers))}, 1)
-    take_turns([once], 1)
-    assert "while timing" in once.figures["once"]["not measured"] and not once.ratios() and once.stored()
+@pytest.mark.parametrize("times", [1, 2, 4])
+def test_who_fails_while_timed_takes_nothing_else_along(inputs, times):
+    answers = iter([(standard_attention(*inputs.arrays[1:]),)] * times)
+    row = prepare({}, inputs, {"once": lambda *args, **options: Call(lambda: next(answers)), "other": right}, 1)
+    take_turns([row], 3)
+    assert "while timing" in row.figures["once"]["not measured"] and list(row.seconds) == ["other"]
 
 
 def test_rows_take_turns_together_with_their_own_counts(inputs):

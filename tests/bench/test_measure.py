@@ -43,6 +43,10 @@ def test_in_turn_rotates_and_takes_medians():
     assert medians == {"a": 2, "b": 9} and order == list("ab" + "ab" + "ba" + "ab")
 
 
+def test_nobody_in_turn():
+    assert in_turn({}, float, 3) == {}
+
+
 def test_in_turn_warms_up_as_it_is_told():
     warmed = []
     assert in_turn({"a": 3}, float, 1, warmed.append) == {"a": 3} and warmed == [3]

@@ -37,7 +37,7 @@ needs_proc = pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK),
 
 @needs_proc
 def test_memory_on_a_cpu():
-    rows = memory.cpu(1, lengths=(64, 256), heads=2, d=16)["rows"]
+    rows = [row.stored() for row in memory.cpu(1, lengths=(64, 256), heads=2, d=16)["rows"]]
     assert [row["n"] for row in rows] == [64, 256]
     for row in rows:
         for name in "cpu", "standard", "memory-efficient":
@@ -58,7 +58,7 @@ def test_memory_sees_a_large_temporary():
 def test_memory_has_limits_and_reasons():
     result = memory.peaks({"cpu": engine("cpu"), "hopper": engine("hopper")}, 1, 8, (4, 16), gpu=False,
                           limits={"cpu": 4})
-    first, second = result["rows"]
+    first, second = (row.stored() for row in result["rows"])
     assert "cpu forward MiB" in first and "cpu forward MiB" not in second
     assert "too large" in second["cpu not measured"] and "on the CPU" in first["hopper not measured"]
 

@@ -18,7 +18,7 @@ def test_kernels_belong_to_the_call_before_them():
     counts = traffic.read_counts(csv(
         ("warm up", read, "byte", "5"), ("call_3", read, "byte", "640"), ("forward(float)", read, "byte", "1,000,000"),
         ("softmax", read, "Kbyte", "2.5"), ("softmax", sectors, "sector", "10"), ("call_12", read, "byte", "64"),
-        ("gemm", read, "byte", "7")))
+        ("gemm", read, "byte", "7"), ("gemm", sectors, "", "n/a")))
     assert counts == {3: {read: 1002500, sectors: 320}, 12: {read: 7}}
 
 
@@ -33,12 +33,15 @@ def test_rows_hold_counts_against_predictions():
     counts = {names.index("flash2"): {traffic.HBM["GB read"]: of_all * told.read / 2,
                                       traffic.HBM["GB written"]: of_all * told.written / 2,
                                       traffic.L2["GB read from L2"]: 3e9}}
-    rows = {(row["direction"], row["engine"]): row for row in traffic.rows_of(counts, ("forward", "backward"), 4)}
+    refused = {traffic.number("backward", "flash2"): "no room"}
+    rows = {(row["direction"], row["engine"]): row
+            for row in traffic.rows_of(counts, refused, ("forward", "backward"), 4)}
     assert set(rows) == {(direction, name) for direction in ("forward", "backward") for name in names}
     row = rows["forward", "flash2"]
     assert row["counted / predicted"] == pytest.approx(0.5) and row["GB read from L2"] == pytest.approx(3)
     assert row["GB read"] == pytest.approx(row["predicted GB read"] / 2)
-    assert "not measured" in rows["backward", "flash2"] and "predicted GB read" in rows["backward", "flash2"]
+    assert rows["backward", "flash2"]["not measured"] == "no room" and "predicted GB read" in rows["backward", "flash2"]
+    assert rows["forward", "hopper"]["not measured"] == "ncu saw no kernel"
     assert "predicted GB read" not in rows["backward", "standard"]
 
 
@@ -70,8 +73,21 @@ def test_without_counters_of_l2_those_of_hbm_are_enough(monkeypatch):
     def count(dtype, directions, metrics):
         if len(metrics) > 2:
             raise RuntimeError("no such metric")
-        return {0: dict.fromkeys(metrics, 1e9)}
+        return {0: dict.fromkeys(metrics, 1e9)}, {1: "refused"}
 
     monkeypatch.setattr(traffic, "count", count)
-    first = traffic.measure("bfloat16")["rows"][0]
-    assert first["GB read"] == 1 and "GB read from L2" not in first
+    first, second, *_ = traffic.measure("bfloat16")["rows"]
+    assert first["GB read"] == 1 and "GB read from L2" not in first and second["not measured"] == "refused"
+
+
+@pytest.mark.parametrize("words, reasons", [
+    ("", {}), ('more\nrefused: {"4": "no float32"}\nand more', {4: "no float32"})])
+def test_why_a_call_is_not_counted_comes_from_the_process_under_ncu(words, reasons, monkeypatch):
+    def ncu(command, **options):
+        log = command[command.index("--log-file") + 1]
+        open(log, "w").write(csv(("call_3", "a", "byte", "640"), ("gemm", "a", "byte", "7")))
+        return traffic.subprocess.CompletedProcess(command, 0, words, "")
+
+    monkeypatch.setattr(traffic.shutil, "which", lambda name: name)
+    monkeypatch.setattr(traffic.subprocess, "run", ncu)
+    assert traffic.count("float32", ("forward",), ["a"]) == ({3: {"a": 7}}, reasons)
