@@ -62,8 +62,11 @@ def ceiling(ladder, forward):
     part, peer = forward["matmul"], "torch efficient"
     product = [(row["d"], f"{row['hopper TFLOP/s']:.0f}", f"{row['matmul TFLOP/s']:.0f}", f"{row['share']:.1%}")
                for row in part["rows"]]
-    peers = [(row["direction"], row["d"], f"{row['flash2 TFLOP/s']:.1f}", f"{row[f'{peer} TFLOP/s']:.1f}",
-              f"{row[f'flash2 / {peer}']:.0%}") for row in ladder["rows"] if row["mask"] == "full"]
+    peers = []
+    for row in ladder["rows"]:
+        if row["mask"] == "full":
+            ours, theirs = row["flash2 TFLOP/s"], row[f"{peer} TFLOP/s"]
+            peers.append((row["direction"], row["d"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.0%}"))
     return (markdown((f"bfloat16, n {part['rows'][0]['n']}, d", "hopper TFLOP/s",
                       f"product of {part['size']} x {part['size']}", "share"), product) + "\n\n"
             + markdown((f"float32, n {N}", "d", "flash2 TFLOP/s", "PyTorch", "share"), peers))

@@ -9,8 +9,6 @@
 ==========  ===========================================================================
 """
 
-from statistics import geometric_mean
-
 from tqdm import tqdm
 
 from . import grid, peers
@@ -24,21 +22,9 @@ RIVALS = {"hopper": engine("hopper"), "cudnn": peers.sdpa("cudnn"), "torch flash
 OURS = {"hopper": RIVALS["hopper"]}
 
 
-def geometric_means(rows):
-    """Geometric mean of the ratios of each dtype over the usual head dims, if all were measured."""
-    means = {}
-    for dtype in ("bfloat16", "float16"):
-        ratios = [row.ratios().get("hopper / cudnn") for row in rows
-                  if row.case["dtype"] == dtype and row.case["d"] in grid.HEAD_DIMS]
-        if ratios and None not in ratios:
-            means[dtype] = geometric_mean(ratios)
-    return means
-
-
 def speed(rounds):
     """TFLOP/s at hidden size 2048 and 16384 tokens."""
-    result = grid.speed(rounds, grid.speed_shapes(), RIVALS)
-    return {**result, "geometric mean": geometric_means(result["rows"])}
+    return grid.speed(rounds, grid.speed_shapes(), RIVALS)
 
 
 def gqa(rounds):

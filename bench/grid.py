@@ -1,5 +1,7 @@
 """The problems on which both directions are measured in 16 bits, with or without options."""
 
+from statistics import geometric_mean
+
 import numpy as np
 from tqdm import tqdm
 
@@ -29,13 +31,24 @@ def both_masks(inputs, rivals, rounds, ceilings, backward=False):
                        causal=causal)
 
 
+def geometric_means(rows):
+    """Geometric mean of the ratios to cuDNN of each dtype over the usual head dims, if all were measured."""
+    means = {}
+    for dtype in ("bfloat16", "float16"):
+        ratios = [row.ratios().get("hopper / cudnn") for row in rows
+                  if row.case["dtype"] == dtype and row.case["d"] in HEAD_DIMS]
+        if ratios and None not in ratios:
+            means[dtype] = geometric_mean(ratios)
+    return means
+
+
 def speed(rounds, shapes, rivals, backward=False):
     """Rows at hidden size 2048 and 16384 tokens."""
     ceilings = products(dtype for dtype, _, _ in shapes)
     rows = [row for dtype, d, n in tqdm(shapes, desc="speed")
             for row in both_masks(Inputs.of(dtype, (TOKENS // n, HIDDEN // d, n, d)), rivals, rounds, ceilings,
                                   backward)]
-    return {"rows": rows, "ceiling": ceilings}
+    return {"rows": rows, "ceiling": ceilings, "geometric mean": geometric_means(rows)}
 
 
 def gqa(rounds, lengths, rivals, backward=False):

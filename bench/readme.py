@@ -3,6 +3,7 @@ the `charts`; a test compares.
 """
 
 from pathlib import Path
+from textwrap import shorten
 
 from . import charts
 from .course import syllabus
@@ -21,15 +22,20 @@ def label(name):
 
 def missing(part):
     """A sentence about who has no figures at all, and why."""
-    reasons = {}
-    for row in part["rows"]:
-        for key, reason in row.items():
-            if key.endswith(" not measured"):
-                reasons.setdefault(key.removesuffix(" not measured"), reason)
     found = {name for unit in ("TFLOP/s", "GFLOP/s", "GB/s", "us", "MiB") for name in names(part["rows"], unit)}
     found |= {name.rsplit(" ", 1)[0] for name in found}             # with a direction, where there are several
-    return " ".join(f"Not measured: {label(name)} ({reason.rstrip('.')})." for name, reason in reasons.items()
-                    if name not in found)
+    whose = {}                                                      # reason to names
+    for name in names(part["rows"], "not measured"):
+        if name not in found:
+            reason = next(row[f"{name} not measured"] for row in part["rows"] if f"{name} not measured" in row)
+            whose.setdefault(shorten(reason, 100, placeholder=" ...").rstrip("."), []).append(label(name))
+    return " ".join(f"Not measured: {', '.join(refused)} ({reason})." for reason, refused in whose.items())
+
+
+def with_table(words, header, rows, part):
+    """Words, a table, and who is not in it."""
+    gone = missing(part)
+    return f"{paragraph(*words)}\n{markdown(header, rows)}\n" + (f"\n{paragraph(gone)}" if gone else "")
 
 
 # ---- a CPU -----------------------------------------------------------------------------------------------------------
@@ -67,18 +73,21 @@ def ladder(part, dtype):
     rows = [(row["direction"], row["d"], row["mask"], *(cell(row, f"{name} TFLOP/s", 1) for name in rungs),
              *(cell(row, f"{name} torch efficient", 2) for name in ratios)) for row in part["rows"]]
     header = "", "d", "mask", *map(label, rungs), *(f"{name} {label('torch efficient')}" for name in ratios)
-    return f"### On a GPU, {dtype}\n\n" + paragraph(
+    return f"### On a GPU, {dtype}\n\n" + with_table([
         f"TFLOP/s on one {where(part)}, 2048 / d heads, n 4096, batch 4, beside {torch(part)}'s backends",
-        "(memory-efficient attention is the fused kernel that it has for float32).", missing(part)
-    ) + f"\n{markdown(header, rows)}\n"
+        "(memory-efficient attention is the fused kernel that it has for float32)."], header, rows, part)
 
 
 def memory(part, name):
-    """MiB against n."""
-    columns = names(part["rows"], "MiB")
-    rows = [(row["n"], *(cell(row, f"{column} MiB", 1) for column in columns)) for row in part["rows"]]
-    return paragraph(f"MiB beyond inputs and outputs, {part['heads']} heads of d {part['d']}, {name}, on "
-                     f"{where(part)}:", missing(part)) + f"\n{markdown(('n', *columns), rows)}\n"
+    """MiB, with a column for each n."""
+    rows = []
+    for measured in names(part["rows"], "MiB"):
+        rival, direction = measured.rsplit(" ", 1)
+        rows.append((label(rival), direction, *(cell(row, f"{measured} MiB", 1) for row in part["rows"])))
+    header = "", "", *(f"n {row['n']}" for row in part["rows"])
+    both = " (both: one pass after the other)" if any(direction == "both" for _, direction, *_ in rows) else ""
+    return with_table([f"MiB beyond inputs and outputs, {part['heads']} heads of d {part['d']}, {name}, on",
+                       f"{where(part)}{both}:"], header, rows, part)
 
 
 def host(part, dtype):
@@ -105,8 +114,8 @@ def device(part):
     """What small calls cost the device."""
     rivals = names(part["rows"], "us")
     rows = [(row["direction"], row["shape"], *(cell(row, f"{name} us", 1) for name in rivals)) for row in part["rows"]]
-    return paragraph(f"µs of the device's time for small calls in bfloat16 ({where(part)}):", missing(part)
-                     ) + f"\n{markdown(('', 'batch, heads, n, d', *map(label, rivals)), rows)}\n"
+    return with_table([f"µs of the device's time for small calls in bfloat16 ({where(part)}):"],
+                      ("", "batch, heads, n, d", *map(label, rivals)), rows, part)
 
 
 def decode(part):
@@ -114,10 +123,9 @@ def decode(part):
     rivals, sizes = names(part["rows"], "GB/s"), ("batch", "heads", "kv_heads", "n", "d")
     rows = [(", ".join(str(row[name]) for name in sizes), *(cell(row, f"{name} GB/s", 0) for name in rivals))
             for row in part["rows"]]
-    return paragraph(
+    return with_table([
         f"Decoding, one query a head: GB/s of keys and values in bfloat16 ({where(part)}; copying an array moves",
-        f"{part['ceiling']['bfloat16']:.0f}):", missing(part)
-    ) + f"\n{markdown((', '.join(sizes), *map(label, rivals)), rows)}\n"
+        f"{part['ceiling']['bfloat16']:.0f}):"], (", ".join(sizes), *map(label, rivals)), rows, part)
 
 
 # ---- Hopper's tensor cores -------------------------------------------------------------------------------------------
@@ -139,7 +147,7 @@ def speed(part):
     return paragraph(
         f"TFLOP/s on one {where(part)}, and in parentheses the share of {cudnn(part)} in the same run; 2048 / d heads,",
         "rounded down, and 16384 / n batches.",
-        f"Geometric mean of the shares over d 64, 128 and 256: {means}." if means else "", missing(part)
+        f"Geometric mean of the shares over d 64, 128 and 256: {means}." if means else ""
     ) + "\n" + beside_cudnn(sorted(part["rows"], key=lambda row: (row["dtype"], row["d"])), "dtype", "d", "mask")
 
 
@@ -187,8 +195,8 @@ def deterministic(part):
     rivals = names(part["rows"], "TFLOP/s")
     rows = [(row["d"], row["mask"], row["n"], *(cell(row, f"{name} TFLOP/s", 0) for name in rivals))
             for row in part["rows"]]
-    return paragraph(f"TFLOP/s of bitwise repeatable gradients beside the usual ones, bfloat16, {part['date']}:",
-                     missing(part)) + f"\n{markdown(('d', 'mask', 'n', *map(label, rivals)), rows)}\n"
+    return with_table([f"TFLOP/s of bitwise repeatable gradients beside the usual ones, bfloat16, {part['date']}:"],
+                      ("d", "mask", "n", *map(label, rivals)), rows, part)
 
 
 # ---- the algorithms, and a whole training step -----------------------------------------------------------------------

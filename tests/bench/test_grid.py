@@ -33,8 +33,8 @@ def test_geometric_means_need_all_ratios_of_the_usual_head_dims():
                    seconds={"hopper": 1.0, "cudnn": ratio} if ratio else {"hopper": 1.0})
 
     rows = [row(d, ratio) for d, ratio in ((64, 0.5), (128, 2.0), (96, 9.0))]
-    assert forward.geometric_means(rows) == {"bfloat16": pytest.approx(1)}
-    assert forward.geometric_means([*rows, row(256, None)]) == {}
+    assert grid.geometric_means(rows) == {"bfloat16": pytest.approx(1)}
+    assert grid.geometric_means([*rows, row(256, None)]) == {}
 
 
 def test_only_causal_windows_are_counted():

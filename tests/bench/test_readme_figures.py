@@ -142,6 +142,6 @@ def test_rungs_and_memory_show_whoever_was_measured():
              "mma / torch efficient": 2.0, "jax xla not measured": "JAX is not installed"}]
     text = readme.ladder({**WHERE, "rows": rows}, "bfloat16")
     assert "| forward | 64 | full | 100.0 | 2.00 |" in text and "Not measured: JAX (JAX is not installed)." in text
-    text = readme.memory({**WHERE, "heads": 4, "d": 64, "rows": [{"n": 8, "mma both MiB": 1.0, "x not measured": "y"}]},
-                         "float32")
-    assert "| n | mma both |" in text and "Not measured: x (y)." in text
+    rows = [{"n": 8, "mma both MiB": 1.0, "x not measured": "y", "cudnn not measured": "y"}]
+    text = readme.memory({**WHERE, "heads": 4, "d": 64, "rows": rows}, "float32")
+    assert "|  |  | n 8 |\n| --- | --- | --- |\n| mma | both | 1.0 |" in text and "Not measured: x, cuDNN (y)." in text
