@@ -10,6 +10,7 @@ A rival is a function ``make(inputs, backward, **options)`` that returns a `Call
 is missing, refuses the problem, fails or is wrong has no figures, and the row says why; the others go on.
 """
 
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -120,6 +121,7 @@ class Row:
     def refuse(self, name, reason):
         """Say that a rival has no figures, on the spot and in the results."""
         reason = next(iter(str(reason).strip().splitlines()), "") or type(reason).__name__
+        reason = re.sub(r"^kernel='\w+' can't do this problem: (.*); kernel='auto' picks one that can$", r"\1", reason)
         tqdm.write(f"NOT MEASURED: {name}, {_words(self.case)}: {reason}", file=sys.stderr)
         self.figures[name] = {"not measured": reason}
         self.calls.pop(name, None)

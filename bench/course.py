@@ -3,8 +3,8 @@
 from reference import traffic
 
 from .measure import flops
-from .traffic import BATCH, HEADS, D, N, hopper_rows, predicted, tile_rows
-from .words import markdown, read
+from .traffic import BATCH, HEADS, D, N, predicted, query_rows
+from .words import cell, markdown, read
 
 
 def moved(count, backward=False):
@@ -17,7 +17,7 @@ def moved(count, backward=False):
 def tflops(rows, name, **case):
     """Measured TFLOP/s of the example in one of a result's rows."""
     case = {"n": N, "d": D, "mask": "full", **case}
-    return next(f"{row[f'{name} TFLOP/s']:.1f}" for row in rows if case.items() <= row.items())
+    return next(cell(row, f"{name} TFLOP/s", 1) for row in rows if case.items() <= row.items())
 
 
 COUNTS = "GB read", "GB written", "operations per byte", "TFLOP/s"
@@ -37,16 +37,20 @@ def circumstances(ladder, forward):
     return "\n".join(f"- {what}: {part['gpu'].split(',')[0]}, {part['date']}" for what, part in parts.items())
 
 
-def rung_hopper(forward):
-    """The Hopper kernel in 16 bits, and what its bytes would be with the query tiles of flash2."""
+def rungs_16_bit(forward, ladder):
+    """The kernels on tensor cores, and what their bytes would be with the query tiles of flash2."""
     def row(words, block_m, measured):
         count = traffic.flash_attention_2_traffic(N, N, D, block_m=block_m, block_n=1, itemsize=2)
         return words.format(block_m), *moved(count), measured
 
-    return markdown(("forward, bfloat16", *COUNTS), [
-        row("with query tiles of {} rows, as in flash2", tile_rows("forward")[0], "-"),
-        row("hopper, query tiles of {} rows", hopper_rows(),
-            tflops(forward["speed"]["rows"], "hopper", dtype="bfloat16"))])
+    tiles = query_rows()
+    rows = [row("with query tiles of {} rows, as in flash2", tiles["flash2"], "-")]
+    if ladder:
+        rows.append(row("mma, query tiles of {} rows", tiles["mma"],
+                        tflops(ladder["rows"], "mma", direction="forward")))
+    rows.append(row("hopper, query tiles of {} rows", tiles["hopper"],
+                    tflops(forward["speed"]["rows"], "hopper", dtype="bfloat16")))
+    return markdown(("forward, bfloat16", *COUNTS), rows)
 
 
 def rungs_backward(ladder):
@@ -74,8 +78,10 @@ def ceiling(ladder, forward):
 
 def syllabus():
     """The figures of the course, by name."""
-    ladder, memory, forward = read("ladder")["float32"], read("memory")["float32"], read("forward")
+    rungs, memory, forward = read("ladder"), read("memory")["float32"], read("forward")
+    ladder = rungs["float32"]
     return {"circumstances": circumstances(ladder, forward), "standard": rungs_float32(ladder, memory, "standard"),
             "flash1": rungs_float32(ladder, memory, "standard", "flash1"),
-            "flash2": rungs_float32(ladder, memory, "flash1", "flash2"), "hopper": rung_hopper(forward),
+            "flash2": rungs_float32(ladder, memory, "flash1", "flash2"),
+            "hopper": rungs_16_bit(forward, rungs.get("bfloat16")),
             "backward": rungs_backward(ladder), "ceiling": ceiling(ladder, forward)}

@@ -8,6 +8,8 @@
 
 from tqdm import tqdm
 
+from numba_flash import engines
+
 from . import grid, peers
 from .ceilings import products
 from .contest import Inputs, measured
@@ -52,7 +54,8 @@ def bfloat16(rounds):
 def kernels(dtype):
     """What to compile ahead: all engines but `standard`, which has no kernel."""
     return [Kernel(dtype, d, name, backward=backward) for name in ladder() for d in (64, 128)
-            for backward in (False, True) if name not in ("standard", "memory-efficient")]
+            for backward in (False, True) if name not in ("standard", "memory-efficient")
+            and (dtype != "float32" or name not in engines.ONLY_16_BIT)]
 
 
 PARTS = {"float32": Part(float32, kernels=kernels("float32")), "bfloat16": Part(bfloat16, kernels=kernels("bfloat16"))}

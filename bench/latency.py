@@ -29,6 +29,7 @@ from .measure import awake_seconds, device_seconds, host_seconds
 from .parts import Part
 
 SMALL = 1, 1, 128, 64
+WITH_FLOAT32 = [name for name in engines.ON_GPU if name not in engines.ONLY_16_BIT]
 TORCH = {"torch default": peers.sdpa(), "cudnn": peers.sdpa("cudnn"), "torch flash": peers.sdpa("torch flash")}
 SMALL_SHAPES = (1, 1, 128, 64), (1, 8, 512, 64), (1, 16, 1024, 128), (4, 16, 512, 128)
 # (batch, heads, kv_heads, n, d)
@@ -52,7 +53,7 @@ def float16(rounds):
 
 def float32(rounds):
     """The same in float32, by engine."""
-    rivals = {name: engine(name) for name in ("auto", *engines.ON_GPU)}
+    rivals = {name: engine(name) for name in ("auto", *WITH_FLOAT32)}
     rivals |= {"torch default": peers.sdpa(), "torch efficient": peers.sdpa("torch efficient")}
     return {"rows": list(both_directions("float32", SMALL, rivals, 3 * rounds, host_seconds))}
 
@@ -105,7 +106,7 @@ def _many_seconds(call, repeats=20):
 
 PARTS = {
     "float16": Part(float16, kernels=[Kernel("float16", 64, backward=True)]),
-    "float32": Part(float32, kernels=[Kernel("float32", 64, name, backward=True) for name in engines.ON_GPU
+    "float32": Part(float32, kernels=[Kernel("float32", 64, name, backward=True) for name in WITH_FLOAT32
                                       if name != "standard"]),
     "device": Part(device, kernels=[Kernel("bfloat16", d, backward=True) for d in (64, 128)]),
     "decode": Part(decode, kernels=[Kernel("bfloat16", 128)]), "compile": Part(first_calls),

@@ -126,12 +126,12 @@ BLOCKS, HEADS, TOGETHER, ROW_TILES = 4, 6, 3, N // BLOCK
 
 
 def tile_number(block, turn, reverse=True):
-    """Number of a block's tile of a round, as `hopper.schedule.tile_number`."""
+    """Number of a block's tile of a round, as `tensor_cores.schedule.tile_number`."""
     return turn * BLOCKS + (BLOCKS - 1 - block if reverse and turn % 2 else block)
 
 
 def tile_place(number):
-    """Query tile and head, as `hopper.schedule.tile_place`."""
+    """Query tile and head, as `tensor_cores.schedule.tile_place`."""
     section, rest = divmod(number, ROW_TILES * TOGETHER)
     from_last, head = divmod(rest, min(TOGETHER, HEADS - section * TOGETHER))
     return ROW_TILES - 1 - from_last, section * TOGETHER + head

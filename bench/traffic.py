@@ -11,10 +11,10 @@ call's number, so that the kernels between two of them are one call's.
 What the L2 cache (50 MB on an H200) does to the prediction: `reference.traffic` counts what kernels ask for, whatever a
 cache may save. S and P of `standard` are gigabytes, so the cache can't help, and CuPy's softmax in several passes moves
 more than the formula's one. K and V of a head are 2 MB here, and all query tiles of a head work at about the same time:
-HBM is asked once, L2 the other times. So `flash2` should move far less than predicted, as should `flash1` with its Q
-and O, and what they ask of L2, in columns of its own, should be what the formula counts. Every kernel starts with an
-empty cache (ncu sees to that), and what it leaves unwritten there at its end, up to 50 MB, is not counted as written;
-q, k, v and o have 134 MB each in float32.
+HBM is asked once, L2 the other times. So the engines from `flash2` on should move far less than predicted, as should
+`flash1` with its Q and O, and what they ask of L2, in columns of its own, should be what the formula counts. Every
+kernel starts with an empty cache (ncu sees to that), and what it leaves unwritten there at its end, up to 50 MB, is not
+counted as written; q, k, v and o have 134 MB each in float32.
 """
 
 import csv
@@ -28,6 +28,8 @@ from pathlib import Path
 
 from numba_flash.cuda import config
 from numba_flash.cuda.hopper import config as hopper_config
+from numba_flash.cuda.mma import config as mma_config
+from numba_flash.cuda.tensor_cores.spec import Spec
 from reference import traffic
 
 from .contest import Inputs, prepare, wait
@@ -39,6 +41,7 @@ BATCH, HEADS, N, D = 4, 32, 4096, 64            # also the example of the course
 HBM = {"GB read": "dram__bytes_read.sum", "GB written": "dram__bytes_write.sum"}
 L2 = {"GB read from L2": "lts__t_sectors_srcunit_tex_op_read.sum",
       "GB written to L2": "lts__t_sectors_srcunit_tex_op_write.sum"}
+SHARED = 227 * 1024                             # bytes of shared memory that a block of an H200 may have
 SECTOR = 32                                     # bytes
 UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "sector": SECTOR}
 REFUSED = "refused: "                           # how the line begins that says whose calls are not counted
@@ -52,9 +55,11 @@ def tile_rows(kernel):
     return next(shape[:2] for largest, _, shape in config.FLOAT32_SHAPES[kernel] if D <= largest)
 
 
-def hopper_rows():
-    """block_m of the Hopper engine's forward kernel for the example."""
-    return hopper_config.choose(hopper_config.Spec(None, D, D)).block_m
+def query_rows():
+    """block_m of the forward kernels that go by the formula of FlashAttention-2, for the example on an H200."""
+    spec = Spec(None, D, D)
+    return {"flash2": tile_rows("forward")[0], "mma": mma_config.choose(spec, SHARED).block_m,
+            "hopper": hopper_config.choose(spec).block_m}
 
 
 def predicted(engine, direction="forward", itemsize=4):
@@ -80,7 +85,7 @@ def predicted(engine, direction="forward", itemsize=4):
         if engine == "flash1":
             block_m, block_n = tile_rows("flash1_forward")
             return traffic.flash_attention_1_traffic(**sizes, block_m=block_m, block_n=block_n, itemsize=itemsize)
-        block_m = {"flash2": tile_rows("forward")[0], "hopper": hopper_rows()}.get(engine)     # of a new engine: add it
+        block_m = query_rows().get(engine)
         return block_m and traffic.flash_attention_2_traffic(**sizes, block_m=block_m, block_n=1, itemsize=itemsize)
     if engine == "memory-efficient":
         return traffic.memory_efficient_attention_backward_traffic(**sizes, block_m=CHUNK, block_n=CHUNK, itemsize=4)

@@ -76,8 +76,9 @@ def gpu(rounds):
     import cupy
 
     names = ["standard", *(name for name in reversed(engines.ON_GPU) if name != "standard")]
-    return tokens_per_second(GPU, [(name, dtype) for dtype in ("float32", "bfloat16") for name in names], cupy,
-                             min(rounds, 3))
+    ways = [(name, dtype) for dtype in ("float32", "bfloat16") for name in names
+            if dtype != "float32" or name not in engines.ONLY_16_BIT]
+    return tokens_per_second(GPU, ways, cupy, min(rounds, 3))
 
 
 def cpu(rounds, settings=CPU):

@@ -34,7 +34,7 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
     out : array of shape (batch, heads, n_q, d_v), optional
         Where to write o; it may not overlap an input.
     kernel : str
-        ``"auto"``, or an engine by name: ``cpu``, ``standard``, ``flash1``, ``flash2``, ``hopper``.
+        ``"auto"``, or an engine by name: ``cpu``, ``standard``, ``flash1``, ``flash2``, ``mma``, ``hopper``.
     scale : float, optional
         Factor on q·k; default ``1 / sqrt(d)``.
     causal : bool or {"bottom_right", "top_left"}

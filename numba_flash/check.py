@@ -158,8 +158,8 @@ def info():
             if name in table:
                 simulated = side == "CuPy" and engines.simulated() and name != "standard"
                 missing = gpu_trouble() if side == "CuPy" and not simulated else None
-                reason = missing or engines.load(name).why_not(replace(problem, dtype=FLOAT16) if name == "hopper"
-                                                               else problem)
+                dtype = FLOAT16 if name in engines.ONLY_16_BIT else FLOAT32
+                reason = missing or engines.load(name).why_not(replace(problem, dtype=dtype))
                 places.append(f"{'simulator' if simulated else side}: {reason or 'runs here'}")
         print(f"  {name:10}{'; '.join(places)}")
 

@@ -16,8 +16,10 @@ from .cuda import SIMULATOR
 
 # Fastest first: "auto" takes the first that can.
 ON_CPU = {"cpu": "numba_flash.cpu", "standard": "numba_flash.standard"}
-ON_GPU = {"hopper": "numba_flash.cuda.hopper.engine", "flash2": "numba_flash.cuda.flash2",
-          "standard": "numba_flash.standard", "flash1": "numba_flash.cuda.flash1"}
+ON_GPU = {"hopper": "numba_flash.cuda.hopper.engine", "mma": "numba_flash.cuda.mma.engine",
+          "flash2": "numba_flash.cuda.flash2", "standard": "numba_flash.standard",
+          "flash1": "numba_flash.cuda.flash1"}
+ONLY_16_BIT = "hopper", "mma"       # engines that take no other inputs
 NAMES = tuple(dict.fromkeys((*ON_CPU, *ON_GPU)))
 
 

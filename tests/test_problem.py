@@ -11,7 +11,7 @@ from helpers import Engine, check_answer, normal, problem
 
 import numba_flash as nf
 from numba_flash import cpu
-from numba_flash.cuda.hopper.config import Spec
+from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.describe import describe
 from numba_flash.problem import without_unseen_keys
 

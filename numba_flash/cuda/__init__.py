@@ -4,7 +4,9 @@ Host code, which runs at each call and imports neither Numba nor a kernel:
 
 ==================  ==================================================================================
 ``flash1, flash2``  the engines in plain `@cuda.jit`: `why_not`, `forward`, `backward`
-``hopper``          the engine with the tensor cores of compute capability 9.0
+``mma``             the engine with the tensor cores that every GPU since Ampere has
+``hopper``          that with those of compute capability 9.0
+``tensor_cores``    what these two share, on the host and in kernels
 ``host``            what flash1 and flash2 share around their kernels: delta, dbias, dsinks
 ``config``          which tile shape for which head dim, and why
 ``launch``          from machine code to a running kernel

@@ -103,6 +103,12 @@ def test_an_engine_that_refuses_says_why(inputs):
     assert "arrays are on the CPU" in row.figures["hopper"]["not measured"] and "ms" in row.figures["cpu"]
 
 
+def test_an_engines_reason_is_enough():
+    row = Row({}, 1, "us", "float32", False)
+    row.refuse("mma", "kernel='mma' can't do this problem: it has no bias yet; kernel='auto' picks one that can")
+    assert row.figures["mma"]["not measured"] == "it has no bias yet"
+
+
 @pytest.mark.parametrize("times", [1, 2, 4])
 def test_who_fails_while_timed_takes_nothing_else_along(inputs, times):
     answers = iter([(standard_attention(*inputs.arrays[1:]),)] * times)

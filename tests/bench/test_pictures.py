@@ -82,9 +82,11 @@ def test_a_packed_fragment_is_an_operand():
 def test_fragments_are_those_of_the_kernels():
     from numba_flash.cuda.ptx import fragments
 
-    for thread, element in product(range(128), range(16)):
-        row = fragments.first_row(thread) + 8 * fragments._row(element)
-        assert pictures.place(thread, element) == (row, fragments.first_column(thread) + fragments._column(element))
+    elements = 16
+    for thread, element in product(range(128), range(elements)):
+        row = fragments.first_row(thread) + 8 * fragments._row(element, elements)
+        column = fragments.first_column(thread) + fragments._column(element, elements)
+        assert pictures.place(thread, element) == (row, column)
 
 
 # ---- pipeline --------------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ def test_every_other_round_backwards_shares_better():
 
 @needs_kernels
 def test_the_schedule_is_that_of_the_kernel(monkeypatch):
-    from numba_flash.cuda.hopper import schedule
+    from numba_flash.cuda.tensor_cores import schedule
 
     for name in "int32", "uint32", "uniform":
         monkeypatch.setattr(schedule, name, int)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bench import readme
+from bench.course import rungs_16_bit
 from bench.readme import BACKWARD, COURSE, FORWARD, LATENCY, figures, main, pages
 from bench.traffic import BATCH, D, HEADS, N, tile_rows
 from bench.words import ROOT
@@ -117,6 +118,15 @@ def test_a_peer_that_was_not_there_leaves_dashes():
                 for row in PARTS[name][0]["rows"]]
         text = FORWARD[name]({**where, "rows": rows, "geometric mean": {}})
         assert "(not there)" in text and "mean" not in text
+
+
+def test_the_course_shows_mma_once_it_was_measured():
+    forward = {"speed": {"rows": [{"dtype": "bfloat16", "n": N, "d": D, "mask": "full", "hopper TFLOP/s": 500.0}]}}
+    row = {"direction": "forward", "n": N, "d": D, "mask": "full"}
+    assert "mma" not in rungs_16_bit(forward, None)
+    assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | 222.0 |" in rungs_16_bit(
+        forward, {"rows": [{**row, "mma TFLOP/s": 222.0}]})
+    assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | - |" in rungs_16_bit(forward, {"rows": [row]})
 
 
 def test_what_nobody_measured_yet_has_no_section(monkeypatch):

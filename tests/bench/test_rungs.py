@@ -16,8 +16,8 @@ def test_the_ladder_climbs_to_the_fastest_engine():
 
 
 def test_a_new_engine_appears_by_itself():
-    table = {"hopper": "", "mma": "", "flash2": "", "standard": "", "flash1": ""}
-    assert list(rungs.ladder(table)) == ["standard", "memory-efficient", "flash1", "flash2", "mma", "hopper"]
+    table = {"newer": "", "hopper": "", "flash2": "", "standard": "", "flash1": ""}
+    assert list(rungs.ladder(table)) == ["standard", "memory-efficient", "flash1", "flash2", "hopper", "newer"]
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -47,7 +47,7 @@ def test_rows_hold_counts_against_predictions():
 
 def test_every_forward_rung_is_predicted():
     assert {name for name in ladder() if traffic.predicted(name)} >= {"standard", "memory-efficient", "flash1",
-                                                                      "flash2", "hopper"}
+                                                                      "flash2", "mma", "hopper"}
 
 
 def test_a_missing_ncu_is_said_in_words(monkeypatch):

@@ -4,8 +4,6 @@
 ``engine``            `why_not`, `forward` and `backward`, the host's side
 ``config``            which tile shape for which head dims, and what lies where in shared memory
 ``tensor_map``        the host's part of TMA: encode where an array's boxes lie
-``schedule``          which block works on which query tile when, and on which K/V tiles
-``softmax``           what happens to each score and to each row
 ``forward``           the kernel of the forward pass
 ``backward``          that of the backward pass, which is young: head dims up to 128, no softcap, not deterministic
 ====================  ======================================================================

@@ -36,12 +36,12 @@ from ..ptx.fragments import (columnwise, elementwise, first_column, first_row, m
                              store_floats_transposed, store_rows, store_transposed)
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared, make_wait
 from ..signatures import array_type, int64, none, real_array
-from .config import BOX, LOG2_E, ROWS, WARPGROUP, BackwardLayout
-from .schedule import divide, following, thread_of_warpgroup
-from .softmax import hide, scaled
+from ..tensor_cores.schedule import divide, following, thread_of_warpgroup
+from ..tensor_cores.softmax import hide, scaled
+from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP
+from .config import ROWS, BackwardLayout
 
 TURN, OWN = 1, 3            # the block's barriers: the consumers' turns, and their own
-WARP = 32
 HALF_BOX = 32               # columns of a box of float32
 
 seeing_queries = device(seeing_queries)

@@ -1,25 +1,12 @@
 """Tile shapes of the forward kernel, and what lies where in a block's shared memory."""
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
+from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, Spec, round_up
 
-WARPGROUP = 128         # threads
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
-BOX = 64                # columns of a box of TMA with the 128-byte swizzle: boxes of a tile lie behind one another
-ITEM = 2                # bytes of an element
 BARRIER, NOTE = 8, 32   # bytes
-LOG2_E = math.log2(math.e)
-KEY_STEP = 16           # d is rounded up to the depth of one wgmma
-VALUE_STEP = 16         # and d_v to the columns of a packed fragment
-SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
-TARGET = 9, 0, "a"       # wgmma and setmaxnreg are Hopper's own
-
-
-def round_up(x, step):
-    """The next multiple of `step`."""
-    return -(-x // step) * step
+TARGET = 9, 0, "a"      # wgmma and setmaxnreg are Hopper's own
 
 
 @dataclass(frozen=True)
@@ -62,40 +49,6 @@ class Tile:
         return (self.consumers + 1) * WARPGROUP
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What a kernel is compiled for, besides its tile shape.
-
-    Attributes
-    ----------
-    dtype : numpy.dtype
-    d, d_v : int
-        Rounded up; TMA fills tiles up with zeros.
-    hook : bool
-        Whether scores pass the score hook; else `scale` is all that happens to them, and joins the exponent's factor.
-    softcap, alibi, sinks : bool
-    """
-
-    dtype: np.dtype
-    d: int
-    d_v: int
-    hook: bool = False
-    softcap: bool = False
-    alibi: bool = False
-    sinks: bool = False
-
-    @classmethod
-    def of(cls, problem):
-        """The spec of a kernel for this problem.
-
-        A factor of the exponent must be a positive float32, or ``max(s) * factor`` is not the maximum: else, hook.
-        """
-        softcap = problem.softcap is not None
-        hook = softcap or problem.alibi or not SMALLEST_FACTOR < problem.scale < LARGEST_FACTOR
-        return cls(problem.dtype, round_up(problem.d, KEY_STEP), round_up(problem.d_v, VALUE_STEP), hook, softcap,
-                   problem.alibi, problem.sinks)
-
-
 # Largest head dim to tile shape. A consumer's thread has block_n / 2 registers for S, d_v / 2 for O, block_n / 4 for P,
 # perhaps d / 4 for Q, and needs some 30 more; K and V of two stages and Q share 227 KB.
 # `tests/cuda/test_hopper_compile.py` makes sure that none spills.
@@ -127,12 +80,6 @@ TILES = {64: Tile(128, q_stages=2, consumers=3, producer_registers=32, consumer_
 def choose(spec):
     """The tile shape for a spec."""
     return next(tile for largest, tile in TILES.items() if max(spec.d, spec.d_v) <= largest)
-
-
-def heads_together(problem, processors):
-    """How many heads' last query tiles come first, before any head's last but one: see `schedule`."""
-    causal = problem.right < problem.n_k and problem.left >= problem.n_k
-    return max(1, processors // 4) if causal else 1
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
+from ...problem import without_unseen_keys
 from .. import SIMULATOR
 from ..host import run_delta, run_dsinks
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
-from .config import (BACKWARD_TILES, LOG2_E, ROWS, TARGET, BackwardLayout, Layout, Spec, choose, choose_backward,
-                     heads_together)
-from .tensor_map import encode, for_copies
+from ..tensor_cores.host import for_copies, numbers, why_not_for_tensor_cores
+from ..tensor_cores.spec import Spec, heads_together
+from .config import BACKWARD_TILES, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
+from .tensor_map import encode
 
-LARGEST_HEAD_DIM, HEAD_DIM_STEP = 256, 8        # a row of 8 elements is 16 bytes, the unit of TMA
 LARGEST_BACKWARD_HEAD_DIM = max(BACKWARD_TILES)
-LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
 
 # Packed arguments of former calls by where their arrays lay. Allocators give memory back in the same places again and
 # again, and to encode three tensor maps takes longer than all else that a call does.
@@ -26,10 +25,11 @@ ROUND_THREADS = 256
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return why_no_device() or _why_not_here() or _why_not(problem, backward)
+    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem) or _why_not(problem, backward)
 
 
-def _why_not_here():
+def why_not_here():
+    """Why it does not run on the current device, in words; None if it does."""
     if SIMULATOR:
         return "Numba's simulator has no tensor cores"
     here = capability()
@@ -37,23 +37,12 @@ def _why_not_here():
 
 
 def _why_not(problem, backward):
-    if problem.dtype not in (FLOAT16, BFLOAT16):
-        return f"its tensor cores take float16 and bfloat16, and the inputs are {problem.dtype}"
-    for name in "bias", "mask":
-        if getattr(problem, name):
-            return f"it has no {name} yet"
-    for name in "d", "d_v":
-        size = getattr(problem, name)
-        if size % HEAD_DIM_STEP or size > LARGEST_HEAD_DIM:
-            return (f"head dims must be multiples of {HEAD_DIM_STEP} up to {LARGEST_HEAD_DIM}, and {name} is {size}")
     if backward and max(problem.d, problem.d_v) > LARGEST_BACKWARD_HEAD_DIM:
         return f"its backward pass takes head dims up to {LARGEST_BACKWARD_HEAD_DIM}"
     if backward and problem.softcap is not None:
         return "its backward pass has no softcap yet"
     if backward and problem.deterministic:
         return "it adds dQ up in any order, so its bits don't repeat"
-    if max(problem.n_q, problem.n_k) > LARGEST_LENGTH:
-        return f"sequences must not be longer than {LARGEST_LENGTH}"
     return None
 
 
@@ -87,14 +76,7 @@ def make_plan(problem, device):
         launcher("hopper.forward:make_forward", (tile, spec), (tile.threads, 1), Layout(tile, spec).total, TARGET),
         min(tiles, processors), tile.block_n,
         (problem.n_k, problem.group, tiles, tiles_m, min(heads, heads_together(problem, processors)),
-         *_numbers(spec, problem)))
-
-
-def _numbers(spec, problem):
-    """The arguments that both kernels end with: scale, the exponent's factor, softcap, and the band."""
-    factor = LOG2_E if spec.hook else LOG2_E * problem.scale
-    cap = 1.0 if problem.softcap is None else problem.softcap
-    return problem.scale, factor, cap, problem.offset, problem.left, problem.right
+         *numbers(spec, problem)))
 
 
 def forward(problem, operands, o, lse):
@@ -139,6 +121,6 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     launch = launcher("hopper.backward:make_backward", (tile, spec), (tile.threads, 1),
                       BackwardLayout(tile, spec).total, TARGET)
     launch(-(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
-           (*maps, lse, delta, dk, dv, operands.alibi_slopes, problem.n_k, problem.group, *_numbers(spec, problem)))
+           (*maps, lse, delta, dk, dv, operands.alibi_slopes, problem.n_k, problem.group, *numbers(spec, problem)))
     launch = launcher("hopper.backward:make_round", (ROUND_THREADS, problem.dtype), (ROUND_THREADS, 1), 0)
     launch(-(-sums.size // ROUND_THREADS), (sums.ravel(), gradients.dq.ravel(), problem.scale))

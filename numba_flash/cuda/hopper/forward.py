@@ -35,29 +35,28 @@ Exactness: m is the exact running max of the scores, and P is rounded to 16 bits
 from functools import lru_cache
 from math import inf
 
-from ...scores import make_score, shared_keys
+from ...scores import shared_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import uniform
 from ..ptx.assembly import float32, int32
 from ..ptx.barriers import (barrier_sync, fence_mbarrier_init, make_set_registers, mbarrier_arrive, mbarrier_expect,
                             mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
-from ..ptx.copies import (copy_boxes, element_address, load_shared, make_parameter_address, shared_memory,
-                          store_shared, swizzled, tensor_map)
-from ..ptx.fragments import (elementwise, first_column, first_row, make_filled, make_load_fragment, make_pack16,
-                             store_rows)
+from ..ptx.copies import (copy_boxes, load_shared, make_parameter_address, shared_memory, store_shared, swizzled,
+                          tensor_map)
+from ..ptx.fragments import make_filled, make_load_fragment, make_pack16
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared, make_wait
 from ..signatures import array_type, int64, none, real_array
-from .config import BOX, LOG2_E, NOTE, ROWS, WARPGROUP, Layout, round_up
-from .schedule import divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number, tile_place
-from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, probability,
-                      product, scaled, squash, top, total, weight_of)
+from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number,
+                                     tile_place)
+from ..tensor_cores.softmax import scaled
+from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
+from ..tensor_cores.steps import make_score_tile, make_store, online_softmax
+from .config import NOTE, ROWS, Layout
 
 OWN = 1                     # the block's barriers from here on are the consumers' own
-WARP = 32
 LAST = -1                   # "first row" in the note after the last query tile
 
 shared_keys = device(shared_keys)
-first_row, first_column = device(first_row), device(first_column)
 
 
 @lru_cache(maxsize=None)
@@ -74,7 +73,7 @@ def make_forward(tile, spec):
     k_tiles, v_tiles, notes = layout.k, layout.v, layout.notes
     q_full, q_empty, k_full, k_empty, v_full, v_empty = layout.barriers
     q_boxes, v_boxes = round_up(d, BOX) // BOX, round_up(d_v, BOX) // BOX
-    hook, softcap, alibi, sinks, q_in_registers = spec.hook, spec.softcap, spec.alibi, spec.sinks, tile.q_in_registers
+    alibi, sinks, q_in_registers = spec.alibi, spec.sinks, tile.q_in_registers
 
     q_map_address, k_map_address, v_map_address = map(make_parameter_address, range(3))
     give_registers = make_set_registers("dec", tile.producer_registers)
@@ -88,16 +87,8 @@ def make_forward(tile, spec):
     wait_all, wait_all_but_one = make_wait(0), make_wait(1)
     undefined_s, zero_o = make_filled(block_n, None), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
-    score = device(make_score(softcap, alibi, False, squash)[0])
-
-    @elementwise
-    def score_of(s, column, distance, slope, scale, cap):
-        return score(scale * s, cap, slope, abs(distance - column), float32(0))
-
-    @elementwise
-    def score_far(s, column, bias, step, scale, cap):
-        """The same where all keys are on one side of all queries: ALiBi's term is linear, one multiply-add."""
-        return score(scale * s, cap, float32(1), bias - step * column, float32(0))
+    score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
+    store = make_store(spec.dtype, 1, thread_of_warpgroup)
 
     # ---- the producer's warps ----------------------------------------------------------------------------------------
 
@@ -170,14 +161,22 @@ def make_forward(tile, spec):
 
     @device
     def queries(shared, place):
-        """Q as the first operand of S = Q K^T; from registers, its place is free again at once."""
+        """Q as the first operand of S = Q K^T."""
         address = shared + place * q_bytes
         if q_in_registers:
             thread = thread_of_warpgroup()
-            q = load_q(swizzled(address, (thread >> 5) * 16 + (thread & 15), (thread & 31) >> 4))
-            mbarrier_arrive(shared + q_empty + 8 * place)
-            return q
+            return load_q(swizzled(address, (thread >> 5) * 16 + (thread & 15), (thread & 31) >> 4))
         return address
+
+    @device
+    def leave_queries(shared, place):
+        """Let the producer have the place of Q_i, after a product that had Q in registers.
+
+        Not before it: an arrival does not wait for this thread's loads that are under way, and what they have still to
+        read would be the next query tile.
+        """
+        if q_in_registers:
+            mbarrier_arrive(shared + q_empty + 8 * place)
 
     @device
     def let_by(shared, j, j_stop, stage, phase, consumer):
@@ -196,54 +195,6 @@ def make_forward(tile, spec):
             j += int32(1)
         barrier_sync(OWN + consumer, WARPGROUP)
         return stage, phase
-
-    @device
-    def score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop):
-        """From ``q·k`` to scores, hidden ones -inf; tiles of which all rows see all keys need no mask."""
-        n_q, n_k, offset, left, right = band
-        if hook:
-            thread = thread_of_warpgroup()
-            distance = float32(int32(i + first_row(thread) + offset - j - first_column(thread)))
-            keys_before, keys_after = j + block_n - 1 <= i + offset, i + ROWS - 1 + offset <= j
-            if alibi and not softcap and (keys_before or keys_after):
-                step = slope if keys_before else -slope
-                s = score_far(s, float32(0), (step * distance, step * (distance + float32(8))), step, scale, cap)
-            else:
-                s = score_of(s, float32(0), (distance, distance + float32(8)), slope, scale, cap)
-        if j < all_first or j + block_n > all_stop:
-            position = int32(i + first_row(thread_of_warpgroup()) + offset - j)
-            last = int32(n_k - j)
-            first = int32(position - left), int32(position + 8 - left)
-            stop = min(int32(position + right + 1), last), min(int32(position + right + 9), last)
-            s = hide(s, int32(first_column(thread_of_warpgroup())), first, stop)
-        return s
-
-    @device
-    def online_softmax(s, m_old, l, factor):
-        """P, and the new m, l, and alpha."""
-        m = across_max(fold_max(s, m_old))
-        base = finite(m)
-        alpha = growth(m_old, base, factor)
-        p = probability(s, factor, product(base, factor))
-        return p, m, fold_sum(p, product(l, alpha)), alpha
-
-    @device
-    def store(o, m, l, factor, sink, o_array, lse, b, h, i):
-        """The epilogue: O / l and lse go out."""
-        n_q, thread = lse.shape[2], thread_of_warpgroup()
-        row = int32(i + first_row(thread))
-        l = across_sum(l)
-        base = finite(top(m, factor, sink))
-        l = total(l, m, factor, base, sink)
-        o = normalised(o, weight_of(m, factor, base, l))
-        row_lse = lse_of(l, base)
-        if thread & 3 == 0:
-            if row < n_q:
-                lse[b, h, row] = row_lse[0]
-            if row + 8 < n_q:
-                lse[b, h, row + 8] = row_lse[1]
-        store_rows(pack16(o), element_address(o_array, b, h, row), o_array.strides[2], int32(n_q - row),
-                   int32(o_array.shape[3]))
 
     def hopper_forward(q_map, k_map, v_map, o_array, lse, sink_logits, slopes, n_k, group, tiles, tiles_m, together,
                        scale, factor, cap, offset, left, right):
@@ -290,6 +241,7 @@ def make_forward(tile, spec):
             q = queries(shared, consumer)
             wait_for(shared + k_full, phase)
             s = wait_all(multiply_qk(undefined_s(), q, shared + k_tiles))
+            leave_queries(shared, consumer)
             if leader:
                 mbarrier_arrive(shared + k_empty)
 
@@ -364,6 +316,7 @@ def make_forward(tile, spec):
                 store(o, m, l, factor, sink, o_array, lse, b, h, i)
 
                 s = wait_all(s)
+                leave_queries(shared, q_place)
                 if leader and next_first != LAST:
                     mbarrier_arrive(shared + k_empty + 8 * stage)
                 i_first, b, h = next_first, next_b, next_h

@@ -5,29 +5,11 @@ from functools import lru_cache
 
 from ...problem import BFLOAT16, FLOAT16, FLOAT32
 from ..launch import call_driver
-from .config import ITEM
+from ..tensor_cores.host import ALIGNMENT
 
 CODES = {FLOAT16: 6, FLOAT32: 7, BFLOAT16: 9}               # CUtensorMapDataType
 NO_INTERLEAVE, SWIZZLE_128, L2_256, FILL_ZEROS = 0, 3, 3, 0     # CUtensorMapInterleave, ...Swizzle, ...
-ALIGNMENT = 16                                              # bytes, of the base and of all strides
-LARGEST_STRIDE = 1 << 40
 BOX_BYTES = 128                                             # of a row: as many as the swizzle has
-
-
-@lru_cache(maxsize=1024)
-def _addressable(rest, shape, strides):
-    """Whether a tensor map can describe an array of four axes whose address leaves this rest."""
-    return (rest == 0 and (strides[3] == ITEM or shape[3] == 1)
-            and all(size == 1 or (stride % ALIGNMENT == 0 and 0 < stride < LARGEST_STRIDE)
-                    for size, stride in zip(shape[:3], strides)))
-
-
-def for_copies(x):
-    """`x`, or a copy of it if TMA can't address it."""
-    if _addressable(x.data.ptr % ALIGNMENT, x.shape, x.strides):
-        return x
-    import cupy
-    return cupy.ascontiguousarray(x.view("uint16")).view(x.dtype)
 
 
 def encode(x, rows):

@@ -1,11 +1,12 @@
-"""Hopper's instructions as typed functions that a Numba kernel calls.
+"""Instructions that Numba has no word for, as typed functions that a kernel calls.
 
 ==============  ==============================================================================================
 ``assembly``    how an instruction becomes a function: the decorator `instruction`, and register tuples
 ``barriers``    mbarriers, named barriers, fences, and moving registers from one warpgroup to another
-``copies``      tensor maps, bulk tensor copies between global and shared memory, shared memory itself
-``wgmma``       whole matrix products of a warpgroup, operands in shared memory or registers
-``fragments``   a matrix spread over the registers of a warpgroup: apply a function to its elements or its rows
+``copies``      asynchronous copies into shared memory, by threads (Ampere) or by tensor maps (Hopper); shared memory
+``mma``         whole matrix products of a warp (Ampere), operands in shared memory or registers
+``wgmma``       those of a warpgroup (Hopper), which run while its threads go on
+``fragments``   a matrix spread over the registers of a warp or warpgroup: a function applied to its elements or rows
 ``arithmetic``  exp2, log2, fma, maximum
 ==============  ==============================================================================================
 

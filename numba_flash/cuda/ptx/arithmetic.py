@@ -48,3 +48,8 @@ def uniform(x):
 @instruction("mov.u32 $0, %tid.x;", int32)
 def thread_number():
     """threadIdx.x, read again instead of remembered. ISA: "Special Registers: %tid"."""
+
+
+@instruction("mov.u32 $0, %laneid;", int32)
+def lane_number():
+    """threadIdx.x % 32, read again instead of remembered. ISA: "Special Registers: %laneid"."""

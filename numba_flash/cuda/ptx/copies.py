@@ -1,4 +1,7 @@
-"""Tensor maps, the bulk tensor copies that read them, and shared memory.
+"""Copies from global to shared memory, two kinds, and shared memory itself.
+
+Every thread can copy 16 bytes at once, asynchronously (``cp.async``, since Ampere): `make_copy_rows`. On Hopper one
+thread has the hardware copy whole boxes, which tensor maps describe (TMA): `copy_boxes`.
 
 A tensor map describes an array in global memory, its strides, and the shape of the boxes that are copied from it. It
 is encoded on the host (`hopper.tensor_map`) and comes by value, as a kernel parameter of 128 bytes; the copies want
@@ -14,9 +17,10 @@ from functools import lru_cache
 from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic, models, register_model
+from numba.cuda.typing import signature as numba_signature
 
 from ..compile import device
-from .assembly import emit, float32, instruction, int32, uint32, uint64
+from .assembly import emit, float32, instruction, int32, int64, uint32, uint64, with_arity
 
 BOX_ROW, BOX_COLUMNS = 128, 64  # bytes, and numbers of 16 bits
 SWIZZLE_ALIGNMENT = 1024        # bytes: 8 rows of 128, after which the swizzle repeats
@@ -120,6 +124,68 @@ def element_address(typing_context, array, batch, head, row):
         return address
 
     return uint64(array, int32, int32, int32), codegen
+
+
+@device
+def copied_by(thread, array, batch, head, row):
+    """Address of what this thread copies first of rows from `row` on: a multiple of 16 bytes, as the row stride is."""
+    return element_address(array, batch, head, int32(row + (thread >> 3))) + uint64((thread & 7) << 4)
+
+
+@lru_cache(maxsize=None)
+def make_copy_rows(rows, boxes, threads):
+    """Build ``copy_rows(target, source, row_bytes, rows_left, columns, thread)``: start to copy rows side by side.
+
+    ``cp.async``, ISA: "Data Movement and Conversion Instructions: cp.async". Eight neighbouring threads copy 128 bytes
+    of a row, into a box each of 64 columns. Past the last of `rows_left` rows and of `columns` zeros are written, and
+    nothing is read. `source` is `copied_by`.
+    """
+    at_once = threads // 8              # rows
+    if rows % at_once or at_once not in (8, 16, 32, 64):
+        raise ValueError(f"{threads} threads copy {at_once} rows at once, and that must divide {rows}")
+    # all in one block: apart, the compiler would keep the address of each row in registers of its own
+    lines = ["{ .reg .pred row, both; .reg .b32 size; .reg .b64 at, step;",
+             f"mov.b64 at, $1; shl.b64 step, $2, {at_once.bit_length() - 1};"]
+    for first in range(0, rows, at_once):
+        lines.append(f"setp.gt.s32 row, $3, {first};")
+        for box in range(boxes):
+            lines += [f"setp.gt.and.s32 both, $4, {box * BOX_COLUMNS}, row; selp.b32 size, 16, 0, both;",
+                      f"cp.async.cg.shared.global.L2::128B [$0 + {(box * rows + first) * BOX_ROW}], "
+                      f"[at + {box * BOX_ROW}], 16, size;"]
+        lines.append("add.s64 at, at, step;")
+
+    def copy_rows(typing_context, target, source, row_bytes, rows_left, columns, thread):
+        def codegen(context, builder, signature, args):
+            target, source, row_bytes, rows_left, columns, thread = args
+            int32_ = ir.IntType(32)
+            row, unit = builder.lshr(thread, int32_(3)), builder.and_(thread, int32_(7))
+            swizzled = builder.xor(unit, builder.and_(row, int32_(7)))
+            target = builder.add(target, builder.add(builder.mul(row, int32_(BOX_ROW)),
+                                                     builder.mul(swizzled, int32_(16))))
+            rows_left, columns = builder.sub(rows_left, row), builder.sub(columns, builder.mul(unit, int32_(8)))
+            emit(builder, " ".join(lines) + " }", ir.VoidType(), [], [target, source, row_bytes, rows_left, columns],
+                 ["r", "l", "l", "r", "r"])
+            return context.get_dummy_value()
+
+        return numba_signature(types.void, uint32, uint64, int64, int32, int32, int32), codegen
+
+    return with_arity(copy_rows, ("target", "source", "row_bytes", "rows_left", "columns", "thread"))
+
+
+@instruction("cp.async.commit_group;", None)
+def commit_rows():
+    """Make a group of this thread's `make_copy_rows` copies so far. ISA: "cp.async.commit_group"."""
+
+
+@instruction("cp.async.wait_group 0;", None)
+def wait_rows():
+    """Wait until this thread's copies of rows are there; those of other threads: a barrier. ISA: "cp.async.wait_group".
+    """
+
+
+@instruction("cp.async.wait_group 1;", None)
+def wait_rows_but_last():
+    """`wait_rows`, but not for the last group."""
 
 
 @device

@@ -13,6 +13,9 @@ A thread's part is a tuple of ``columns / 2`` floats, a *fragment*. Element ``4j
 (0, or 1 for the row eight below) and in column ``8j + e % 2`` from the thread's first, ``2 * (lane % 4)``. A number for
 each of the two rows (m, l, alpha) is a *pair*.
 
+A warp alone holds 16 rows in the same way: an accumulator of ``mma.sync``. Or it holds 32, as a fragment of two *parts*
+behind one another, the second for the lower 16 rows. A thread has four rows then, and a "pair" four numbers.
+
 `elementwise` and `rowwise` turn a scalar function into one of fragments or pairs, so that kernels read as formulas.
 They are written out for each element: no loop, no index that might force the tuple into memory.
 """
@@ -41,12 +44,22 @@ def first_column(thread):
     return (thread & 3) * 2
 
 
-def _row(element):
-    return element // 2 % 2
+def _is_pair(type_):
+    return isinstance(type_, types.UniTuple) and type_.count in (2, 4)
 
 
-def _column(element):
-    return element // 4 * 8 + element % 2
+def _row(element, part):
+    """Which of the thread's rows an element is in; `part`: elements of a part."""
+    return element // part * 2 + element // 2 % 2
+
+
+def _column(element, part):
+    return element % part // 4 * 8 + element % 2
+
+
+def _part_size(fragment, args):
+    """Elements of one part, as told by a pair among the arguments."""
+    return fragment.count * 2 // next((arg.count for arg in args if _is_pair(arg)), 2)
 
 
 def elementwise(function):
@@ -71,7 +84,7 @@ def columnwise(function):
 
 def rowwise(function):
     """Turn ``f(x, ...) -> float32`` into ``f(pair, ...) -> pair``, further arguments as for `elementwise`."""
-    return _mapped(function, lambda element: element, False)
+    return _mapped(function, lambda element, part: element, False)
 
 
 def _mapped(function, row, with_column, numbers=False):
@@ -80,7 +93,7 @@ def _mapped(function, row, with_column, numbers=False):
             compiled = context.compile_subroutine(builder, function, scalar)
             results = []
             for element, x in enumerate(unpack(builder, values[0], fragment.count)):
-                its_args = [value if index is None else builder.extract_value(value, index(element))
+                its_args = [value if index is None else builder.extract_value(value, index(element, part))
                             for value, index in zip(values[1:], indices)]
                 if numbers:
                     if element % 4 == 0:        # only now: to have all at hand takes registers
@@ -88,15 +101,16 @@ def _mapped(function, row, with_column, numbers=False):
                                       ir.LiteralStructType([ir.FloatType()] * 2), ["=f"] * 2, values[-1:], ["r"])
                     its_args[-1] = builder.extract_value(loaded, element % 2)
                 if with_column:
-                    its_args[0] = add(builder, its_args[0], ir.Constant(its_args[0].type, _column(element)))
+                    its_args[0] = add(builder, its_args[0], ir.Constant(its_args[0].type, _column(element, part)))
                 _, result = context.call_internal_no_propagate(builder, compiled.fndesc, scalar, [x, *its_args])
                 results.append(result)
             return pack(builder, results)
 
         def index_of(arg):
             if isinstance(arg, types.UniTuple):
-                return row if arg.count == 2 else lambda element: element
+                return row if _is_pair(arg) else lambda element, part: element
 
+        part = _part_size(fragment, args)
         indices = list(map(index_of, args))
         arg_types = list(args)
         if with_column and args[0] != float32:
@@ -105,8 +119,8 @@ def _mapped(function, row, with_column, numbers=False):
         scalar_types = [arg if index is None else arg.dtype for arg, index in zip(arg_types, indices)]
         if numbers:
             arg_types[-1], scalar_types[-1] = uint32, float32
-        scalar = numba_signature(float32, fragment.dtype, *scalar_types)
-        return numba_signature(registers(float32, fragment.count), fragment, *arg_types), codegen
+        scalar = numba_signature(fragment.dtype, fragment.dtype, *scalar_types)
+        return numba_signature(registers(fragment.dtype, fragment.count), fragment, *arg_types), codegen
 
     return with_arity(mapped, inspect.signature(function).parameters)
 
@@ -125,13 +139,13 @@ def make_fold_rows(function):
 
             chains = {}
             for element, x in enumerate(unpack(builder, values[0], fragment.count)):
-                key = _row(element), element % 2
+                key = _row(element, fragment.count * 2 // start.count), element % 2
                 chains[key] = call(chains[key], x) if key in chains else x
             return pack(builder, [call(call(chains[row, 0], chains[row, 1]), builder.extract_value(values[1], row))
-                                  for row in range(2)])
+                                  for row in range(start.count)])
 
         scalar = numba_signature(float32, float32, float32)
-        return numba_signature(registers(float32, 2), fragment, start), codegen
+        return numba_signature(start, fragment, start), codegen
 
     return with_arity(fold, ("fragment", "start"))
 
@@ -145,7 +159,7 @@ def make_across_quad(function):
         def codegen(context, builder, signature, args):
             compiled = context.compile_subroutine(builder, function, scalar)
             results = []
-            for x in unpack(builder, args[0], 2):
+            for x in unpack(builder, args[0], values.count):
                 for mask in QUAD:
                     other = emit(builder, f"shfl.sync.bfly.b32 $0, $1, {mask}, 31, -1;", ir.FloatType(), ["=f"], [x],
                                  ["f"])
@@ -170,6 +184,35 @@ def make_filled(columns, value):
         return numba_signature(registers(float32, columns // 2)), codegen
 
     return with_arity(filled, ())
+
+
+@lru_cache(maxsize=None)
+def make_rows_down(parts):
+    """Build ``rows_down(x)``: a number that grows by one from row to row, for each of the thread's rows, x the first's.
+    """
+    def rows_down(typing_context, x):
+        def codegen(context, builder, signature, args):
+            add = ir.IRBuilder.fadd if x == float32 else ir.IRBuilder.add
+            return pack(builder, [args[0], *(add(builder, args[0], ir.Constant(args[0].type, 8 * row))
+                                             for row in range(1, 2 * parts))])
+
+        return numba_signature(registers(x, 2 * parts), x), codegen
+
+    return with_arity(rows_down, ("x",))
+
+
+@lru_cache(maxsize=None)
+def make_part(parts, index):
+    """Build ``part(values)``: one part of a fragment, packed or not, or of a pair."""
+    def part(typing_context, values):
+        size = values.count // parts
+
+        def codegen(context, builder, signature, args):
+            return pack(builder, unpack(builder, args[0], values.count)[index * size:(index + 1) * size])
+
+        return numba_signature(registers(values.dtype, size), values), codegen
+
+    return with_arity(part, ("values",))
 
 
 @lru_cache(maxsize=None)

@@ -19,7 +19,7 @@ from ...scores import seen_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import thread_number, uniform
 from ..ptx.assembly import int32, uint32
-from .config import WARPGROUP
+from .spec import WARPGROUP
 
 seen_keys = device(seen_keys)
 

@@ -1,4 +1,4 @@
-"""`hopper` on a GPU of compute capability 9.0: what its loops, its masks and its copies could get wrong."""
+"""`mma` and `hopper` on a GPU: what their loops, their masks and their copies could get wrong."""
 
 import ml_dtypes
 import numpy as np
@@ -7,24 +7,26 @@ from helpers import Engine, normal, problem
 from reference.tolerance import judge
 
 import numba_flash as nf
-from numba_flash.cuda.compile import SIMULATOR
-from numba_flash.cuda.launch import capability, why_no_device
+from numba_flash import engines
 
-ENGINE = Engine("hopper", "cupy")
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-TILE = 128          # rows of a query tile, but with a small head dim 192; and of a K/V tile
+TILE = 128          # rows of a query tile, mostly; and of a K/V tile
+
+pytestmark = pytest.mark.gpu
 
 
-def _other_gpu():
-    return SIMULATOR or (not why_no_device() and capability() != (9, 0))
+@pytest.fixture(params=[Engine("mma", "cupy"), Engine("hopper", "cupy")], ids=lambda engine: engine.kernel)
+def engine(request):
+    """Each of the two that can run here."""
+    reason = engines.load(request.param.kernel).why_not_here()
+    if reason:
+        pytest.skip(reason)
+    return request.param
 
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(_other_gpu(), reason="needs compute capability 9.0")]
-
-
-def check(do, q, k, v, **options):
+def check(engine, do, q, k, v, **options):
     """Compare o and lse with the oracle."""
-    answer = ENGINE.attention(q, k, v, **options)
+    answer = engine.attention(q, k, v, **options)
     judgement = judge((*answer, *(np.zeros_like(x) for x in (q, k, v))), do, q, k, v, **options)
     for name in "o", "lse":
         error, limit = judgement[name]
@@ -34,17 +36,17 @@ def check(do, q, k, v, **options):
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
 @pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 300), (TILE, 2 * TILE), (TILE + 1, 2 * TILE + 3), (65, 127),
                                       (3 * TILE - 1, 63), (200, 641), (192, 900), (193, 500), (5, 1100)])
-def test_lengths(dtype, n_q, n_k):
+def test_lengths(engine, dtype, n_q, n_k):
     do, q, k, v = problem(n_q=n_q, n_k=n_k, d=64, dtype=dtype)
     k[:, :, -3:] *= dtype.type(10)      # the last tile brings new maxima: alpha matters
-    check(do, q, k, v)
+    check(engine, do, q, k, v)
 
 
 @pytest.mark.parametrize("d, d_v", [(8, 8), (16, 64), (64, 8), (72, 136), (80, 80), (96, 96), (128, 128), (192, 128),
                                     (128, 256), (192, 192), (200, 248), (256, 256)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_head_dims(d, d_v, causal):
-    check(*problem(n_q=150, n_k=290, d=d, d_v=d_v, dtype=BFLOAT16), causal=causal)
+def test_head_dims(engine, d, d_v, causal):
+    check(engine, *problem(n_q=150, n_k=290, d=d, d_v=d_v, dtype=BFLOAT16), causal=causal)
 
 
 @pytest.mark.parametrize("options", [
@@ -54,35 +56,35 @@ def test_head_dims(d, d_v, causal):
     {"sinks": np.float32([.3, -np.inf])},
     {"causal": True, "softcap": 5.0, "alibi_slopes": np.float32([[.5, .1]]), "sinks": np.float32([3, -1])}], ids=str)
 @pytest.mark.parametrize("n_q, n_k", [(2 * TILE + 3, TILE + 2), (200, 450)])
-def test_options(options, n_q, n_k):
+def test_options(engine, options, n_q, n_k):
     """With more queries than keys some rows see nothing; every query tile begins and ends at another K/V tile."""
-    check(*problem(n_q=n_q, n_k=n_k, d=64, dtype=BFLOAT16), **options)
+    check(engine, *problem(n_q=n_q, n_k=n_k, d=64, dtype=BFLOAT16), **options)
 
 
-def test_heads_that_share_keys():
-    check(*problem(batch=3, heads=6, kv_heads=2, n_q=140, n_k=150, d=128, dtype=BFLOAT16), causal=True)
-    check(*problem(batch=2, heads=5, kv_heads=1, n_q=1, n_k=333, d=128, dtype=BFLOAT16))
+def test_heads_that_share_keys(engine):
+    check(engine, *problem(batch=3, heads=6, kv_heads=2, n_q=140, n_k=150, d=128, dtype=BFLOAT16), causal=True)
+    check(engine, *problem(batch=2, heads=5, kv_heads=1, n_q=1, n_k=333, d=128, dtype=BFLOAT16))
 
 
 @pytest.mark.parametrize("d, options", [
     (64, {"causal": True}), (64, {}), (64, {"window": (40, 40), "softcap": 3.0}), (128, {"causal": True}),
     (128, {"window": (90, 7)}), (256, {"causal": "top_left"})], ids=str)
-def test_more_tiles_than_blocks(d, options):
+def test_more_tiles_than_blocks(engine, d, options):
     """Blocks take one query tile after another, of many heads, in an order that depends on the mask."""
-    check(*problem(batch=2, heads=40, kv_heads=8, n_q=250, n_k=200, d=d, dtype=BFLOAT16), **options)
+    check(engine, *problem(batch=2, heads=40, kv_heads=8, n_q=250, n_k=200, d=d, dtype=BFLOAT16), **options)
 
 
-def test_softcap_of_huge_scores():
+def test_softcap_of_huge_scores(engine):
     do, q, k, v = problem(n_q=150, n_k=300, d=128, dtype=BFLOAT16)
-    check(do, (q.astype(np.float32) * 1e4).astype(BFLOAT16), k, v, softcap=5.0)
+    check(engine, do, (q.astype(np.float32) * 1e4).astype(BFLOAT16), k, v, softcap=5.0)
 
 
-def test_huge_scores():
+def test_huge_scores(engine):
     do, q, k, v = problem(n_q=150, n_k=300, d=128, dtype=BFLOAT16)
-    check(do, (q.astype(np.float32) * 100).astype(BFLOAT16), k, v, causal=True)
+    check(engine, do, (q.astype(np.float32) * 100).astype(BFLOAT16), k, v, causal=True)
 
 
-def test_strides():
+def test_strides(engine):
     """Views that TMA takes as they are, and views that are copied first, give the same bits as contiguous arrays."""
     rng = np.random.default_rng(0)
     x = normal(rng, 2, 150, 3, 4, 64, dtype=BFLOAT16)                     # (b, n, 3, h, d): packed
@@ -92,85 +94,86 @@ def test_strides():
              [packed[0], packed[1][..., ::-1], np.broadcast_to(packed[2][:, :1], packed[2].shape)],
              [x.transpose(0, 2, 3, 1, 4)[:, index, :, ::2] for index in range(3)]]
     for q, k, v in views:
-        got = ENGINE.attention(q, k, v, causal=True)
-        right = ENGINE.attention(*map(np.ascontiguousarray, (q, k, v)), causal=True)
+        got = engine.attention(q, k, v, causal=True)
+        right = engine.attention(*map(np.ascontiguousarray, (q, k, v)), causal=True)
         for a, b in zip(got, right):
             np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("columns, first", [(64, 0), (70, 0), (72, 8), (65, 1)])
-def test_out(columns, first):
+def test_out(engine, columns, first):
     import cupy
 
-    _, q, k, v = (ENGINE.put(x) for x in problem(batch=2, n_q=140, d=64, dtype=np.float16))
+    _, q, k, v = (engine.put(x) for x in problem(batch=2, n_q=140, d=64, dtype=np.float16))
     memory = cupy.zeros((2, 140, 2, columns), np.float16)
     out = memory.transpose(0, 2, 1, 3)[..., first:first + 64]
-    nf.attention(q, k, v, out=out, kernel="hopper")
-    assert bool((out == nf.attention(q, k, v, kernel="hopper")).all())
+    nf.attention(q, k, v, out=out, kernel=engine.kernel)
+    assert bool((out == nf.attention(q, k, v, kernel=engine.kernel)).all())
     assert not memory[..., :first].any() and not memory[..., first + 64:].any()
 
 
-def test_what_nobody_sees_has_no_effect():
+def test_what_nobody_sees_has_no_effect(engine):
     """NaN in memory past the last key, and in tiles of keys that the band hides from all queries of a tile."""
     _, q, k, v = problem(n_q=130, n_k=600, d=64, dtype=BFLOAT16)
     answers = []
     for hidden in 0, np.nan:
         k[:, :, 580:], v[:, :, 580:] = hidden, hidden
         k[:, :, 256:400], v[:, :, 256:400] = hidden, hidden
-        answers.append((*ENGINE.attention(q, k[:, :, :580], v[:, :, :580], causal="top_left"),
-                        *ENGINE.attention(q, k[:, :, 400:580], v[:, :, 400:580])))
+        answers.append((*engine.attention(q, k[:, :, :580], v[:, :, :580], causal="top_left"),
+                        *engine.attention(q, k[:, :, 400:580], v[:, :, 400:580])))
     for a, b in zip(*answers):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_visible_nan_comes_out():
+def test_a_visible_nan_comes_out(engine):
     _, q, k, v = problem(n_q=130, n_k=200, d=64, dtype=BFLOAT16)
     k[:, :, 150] = np.nan
-    o, lse = ENGINE.attention(q, k, v)
+    o, lse = engine.attention(q, k, v)
     assert np.isnan(o.astype(np.float32)).all() and np.isnan(lse).all()
 
 
-def test_every_run_gives_the_same_bits():
-    _, q, k, v = problem(batch=4, heads=16, n_q=500, d=128, dtype=BFLOAT16)
-    first = ENGINE.attention(q, k, v, causal=True)
-    for _ in range(10):
-        for a, b in zip(ENGINE.attention(q, k, v, causal=True), first):
-            np.testing.assert_array_equal(a, b)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_run_gives_the_same_bits(engine, d, causal):
+    """A place in shared memory that is written before all have read it shows once in some hundred runs."""
+    q, k, v = (engine.put(x) for x in problem(batch=4, heads=16, n_q=500, d=d, dtype=BFLOAT16)[1:])
+    runs = [nf.attention(q, k, v, causal=causal, kernel=engine.kernel).view("u2") for _ in range(300)]
+    assert not any(bool((x != runs[0]).any()) for x in runs[1:])
 
 
-def test_graph_capture_and_replay():
+def test_graph_capture_and_replay(engine):
     """Tensor maps are part of the captured launch: a replay reads what the inputs hold then."""
     import cupy
 
-    _, q, k, v = (ENGINE.put(x) for x in problem(n_q=300, d=64, dtype=np.float16))
-    nf.attention(q, k, v, kernel="hopper")                      # compiled before the capture
+    _, q, k, v = (engine.put(x) for x in problem(n_q=300, d=64, dtype=np.float16))
+    nf.attention(q, k, v, kernel=engine.kernel)                      # compiled before the capture
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
-        captured = nf.attention(q, k, v, kernel="hopper")
+        captured = nf.attention(q, k, v, kernel=engine.kernel)
         graph = stream.end_capture()
     for x, new in zip((q, k, v), problem(seed=1, n_q=300, d=64, dtype=np.float16)[1:]):
-        x[...] = ENGINE.put(new)
+        x[...] = engine.put(new)
     cupy.cuda.Device().synchronize()
     graph.launch(stream)
     stream.synchronize()
-    assert bool((captured == nf.attention(q, k, v, kernel="hopper")).all())
+    assert bool((captured == nf.attention(q, k, v, kernel=engine.kernel)).all())
 
 
 @pytest.mark.parametrize("change, words", [({"dtype": np.float32}, "float32"), ({"d": 20}, "20"), ({"d": 264}, "264")])
-def test_what_it_cannot_do(change, words):
-    _, q, k, v = (ENGINE.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
+def test_what_it_cannot_do(engine, change, words):
+    _, q, k, v = (engine.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
     with pytest.raises(ValueError, match=words):
-        nf.attention(q, k, v, kernel="hopper")
+        nf.attention(q, k, v, kernel=engine.kernel)
 
 
 @pytest.mark.parametrize("options", [{"causal": "top_left"}, {"window": (3, 2)}], ids=str)
-def test_keys_that_no_query_sees_never_leak(options):
+def test_keys_that_no_query_sees_never_leak(engine, options):
     do, q, k, v = problem(n_q=20, n_k=150, d=64, dtype=BFLOAT16)
-    clean = ENGINE.attention(q, k, v, **options)
+    clean = engine.attention(q, k, v, **options)
     hidden = slice(20, None) if "causal" in options else slice(0, 127)
     k[:, :, hidden], v[:, :, hidden] = np.nan, np.nan
-    for got, right in zip(ENGINE.attention(q, k, v, **options), clean):
+    for got, right in zip(engine.attention(q, k, v, **options), clean):
         np.testing.assert_array_equal(got, right)
 
 
@@ -179,14 +182,14 @@ def test_keys_that_no_query_sees_never_leak(options):
 @pytest.mark.parametrize("dtype", [np.dtype(np.float16), BFLOAT16], ids=str)
 @pytest.mark.parametrize("d", [64, 128])
 @pytest.mark.parametrize("n_q, n_k", [(1, 1), (1, 300), (300, 1), (TILE, TILE), (TILE + 1, 2 * TILE + 3), (333, 65)])
-def test_gradients_for_all_lengths(dtype, d, n_q, n_k):
+def test_gradients_for_all_lengths(engine, dtype, d, n_q, n_k):
     do, q, k, v = problem(n_q=n_q, n_k=n_k, d=d, dtype=dtype)
-    ENGINE.check(do, q, k, v, dlse=do[..., 0].astype(np.float32))
+    engine.check(do, q, k, v, dlse=do[..., 0].astype(np.float32))
 
 
 @pytest.mark.parametrize("d, d_v", [(8, 8), (16, 64), (40, 48), (64, 8), (64, 128), (72, 16), (96, 96), (128, 64)])
-def test_gradients_for_all_head_dims(d, d_v):
-    ENGINE.check(*problem(n_q=150, n_k=290, d=d, d_v=d_v, dtype=BFLOAT16), causal=True)
+def test_gradients_for_all_head_dims(engine, d, d_v):
+    engine.check(*problem(n_q=150, n_k=290, d=d, d_v=d_v, dtype=BFLOAT16), causal=True)
 
 
 @pytest.mark.parametrize("d", [64, 128])
@@ -195,39 +198,39 @@ def test_gradients_for_all_head_dims(d, d_v):
     {"scale": -0.3}, {"scale": 0.0}, {"alibi_slopes": np.float32([.5, -.1]), "causal": True},
     {"sinks": np.float32([.3, -np.inf]), "need": ("sinks",)}], ids=str)
 @pytest.mark.parametrize("n_q, n_k", [(2 * TILE + 3, TILE + 2), (200, 450)])
-def test_gradients_with_options(d, options, n_q, n_k):
+def test_gradients_with_options(engine, d, options, n_q, n_k):
     """Some rows see nothing, and every tile of keys begins and ends at another query."""
-    ENGINE.check(*problem(n_q=n_q, n_k=n_k, d=d, dtype=BFLOAT16), **options)
+    engine.check(*problem(n_q=n_q, n_k=n_k, d=d, dtype=BFLOAT16), **options)
 
 
-def test_gradients_of_heads_that_share_keys():
-    ENGINE.check(*problem(batch=3, heads=6, kv_heads=2, n_q=140, n_k=150, d=128, dtype=BFLOAT16), causal=True)
-    ENGINE.check(*problem(batch=2, heads=5, kv_heads=1, n_q=130, n_k=333, d=64, dtype=BFLOAT16))
+def test_gradients_of_heads_that_share_keys(engine):
+    engine.check(*problem(batch=3, heads=6, kv_heads=2, n_q=140, n_k=150, d=128, dtype=BFLOAT16), causal=True)
+    engine.check(*problem(batch=2, heads=5, kv_heads=1, n_q=130, n_k=333, d=64, dtype=BFLOAT16))
 
 
-def test_gradients_of_what_nobody_sees():
+def test_gradients_of_what_nobody_sees(engine):
     """Keys that no query sees get zero, whatever they hold; queries that see no key change nothing."""
     do, q, k, v = problem(n_q=200, n_k=300, d=64, dtype=BFLOAT16)
     k[:, :, 200:], v[:, :, 200:] = np.nan, np.nan
-    o, lse, dq, dk, dv = ENGINE.both(do, q, k, v, causal="top_left")
-    right = ENGINE.both(do, q, k[:, :, :200], v[:, :, :200], causal="top_left")
+    o, lse, dq, dk, dv = engine.both(do, q, k, v, causal="top_left")
+    right = engine.both(do, q, k[:, :, :200], v[:, :, :200], causal="top_left")
     for got, x in zip((o, lse, dq, dk[:, :, :200], dv[:, :, :200]), right):
         np.testing.assert_allclose(got.astype(np.float32), x.astype(np.float32), rtol=1e-2, atol=1e-5)
     assert not dk[:, :, 200:].any() and not dv[:, :, 200:].any()
-    _, _, dq, dk, dv = ENGINE.both(do[:, :, :50], q[:, :, :50], k[:, :, :1], v[:, :, :1], causal=True)
+    _, _, dq, dk, dv = engine.both(do[:, :, :50], q[:, :, :50], k[:, :, :1], v[:, :, :1], causal=True)
     assert not dq[:, :, :-1].any()
 
 
-def test_gradients_of_any_strides():
+def test_gradients_of_any_strides(engine):
     do, q, k, v = problem(n_q=150, n_k=150, d=64, dtype=BFLOAT16)
     odd = (np.broadcast_to(do[:, :, :, :1], do.shape), q[..., ::-1],
            k.transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2), v[:, :, ::-1])
-    ENGINE.check(*odd)
+    engine.check(*odd)
 
 
 @pytest.mark.parametrize("change, options, words", [
     ({"d": 136}, {}, "128"), ({}, {"softcap": 2.0}, "softcap"), ({}, {"deterministic": True}, "repeat")])
-def test_gradients_that_it_cannot_do(change, options, words):
-    do, q, k, v = (ENGINE.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
+def test_gradients_that_it_cannot_do(engine, change, options, words):
+    do, q, k, v = (engine.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
     with pytest.raises(ValueError, match=words):
-        nf.attention_backward(do, q, k, v, do, do[..., 0].astype(np.float32), kernel="hopper", **options)
+        nf.attention_backward(do, q, k, v, do, do[..., 0].astype(np.float32), kernel=engine.kernel, **options)

@@ -10,7 +10,7 @@ from ..compile import device
 from ..ptx.arithmetic import exp2, fma, log2, maximum, quotient, reciprocal
 from ..ptx.assembly import float32
 from ..ptx.fragments import elementwise, make_across_quad, make_fold_rows, rowwise
-from .config import LOG2_E
+from .spec import LOG2_E
 
 
 @device

@@ -1,0 +1,16 @@
+"""The engine ``mma``: attention on the tensor cores of any GPU since Ampere, for 16-bit inputs.
+
+===========  ==========================================================================
+``engine``   `why_not`, `forward` and `backward`, the host's side
+``config``   which tile shape for which head dims, and what lies where in shared memory
+``forward``  the kernel of the forward pass
+===========  ==========================================================================
+
+Arrays whose rows can't be copied by 16 bytes (a base or a stride that is no multiple of 16 bytes, elements of a row
+that are not neighbours, strides that are zero or negative) are copied first. A view of (batch, n, heads, d) data is
+not.
+
+Tensor cores multiply the value row of a hidden key by zero. Where it holds a NaN or Inf, and its tile is loaded since
+some of the 64 or 128 queries of a block see keys of it, the NaN comes through to all of them. Keys that no query sees
+are never loaded.
+"""

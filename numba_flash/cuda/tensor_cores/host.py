@@ -1,0 +1,50 @@
+"""The host's side that the engines with tensor cores share."""
+
+from functools import lru_cache
+
+from ...problem import BFLOAT16, FLOAT16
+from .spec import ITEM, LOG2_E
+
+LARGEST_HEAD_DIM, HEAD_DIM_STEP = 256, 8        # a row of 8 elements is 16 bytes, the unit of copies
+LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
+ALIGNMENT = 16                                  # bytes, of the base and of all strides
+LARGEST_STRIDE = 1 << 40
+
+
+def why_not_for_tensor_cores(problem):
+    """Why neither engine can do a problem, in words; None if it can."""
+    if problem.dtype not in (FLOAT16, BFLOAT16):
+        return f"its tensor cores take float16 and bfloat16, and the inputs are {problem.dtype}"
+    for name in "bias", "mask":
+        if getattr(problem, name):
+            return f"it has no {name} yet"
+    for name in "d", "d_v":
+        size = getattr(problem, name)
+        if size % HEAD_DIM_STEP or size > LARGEST_HEAD_DIM:
+            return (f"head dims must be multiples of {HEAD_DIM_STEP} up to {LARGEST_HEAD_DIM}, and {name} is {size}")
+    if max(problem.n_q, problem.n_k) > LARGEST_LENGTH:
+        return f"sequences must not be longer than {LARGEST_LENGTH}"
+    return None
+
+
+def numbers(spec, problem):
+    """The arguments that all kernels end with: scale, the exponent's factor, softcap, and the band."""
+    factor = LOG2_E if spec.hook else LOG2_E * problem.scale
+    cap = 1.0 if problem.softcap is None else problem.softcap
+    return problem.scale, factor, cap, problem.offset, problem.left, problem.right
+
+
+@lru_cache(maxsize=1024)
+def _addressable(rest, shape, strides):
+    """Whether copies of 16 bytes, and tensor maps, can read an array of four axes whose address leaves this rest."""
+    return (rest == 0 and (strides[3] == ITEM or shape[3] == 1)
+            and all(size == 1 or (stride % ALIGNMENT == 0 and 0 < stride < LARGEST_STRIDE)
+                    for size, stride in zip(shape[:3], strides)))
+
+
+def for_copies(x):
+    """`x`, or a copy of it if its rows can't be copied by 16 bytes."""
+    if _addressable(x.data.ptr % ALIGNMENT, x.shape, x.strides):
+        return x
+    import cupy
+    return cupy.ascontiguousarray(x.view("uint16")).view(x.dtype)

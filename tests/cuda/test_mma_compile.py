@@ -1,0 +1,57 @@
+"""The kernels of `mma` for every tile shape and option, compiled without a GPU to the machine code of all its GPUs."""
+
+from functools import lru_cache
+
+import pytest
+
+from numba_flash.cuda import compile
+from numba_flash.cuda.mma import config
+from numba_flash.cuda.tensor_cores.spec import Spec
+from numba_flash.problem import BFLOAT16, FLOAT16
+
+pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
+LIMITS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}     # KB of shared memory
+ALL = {"hook": True, "softcap": True, "alibi": True, "sinks": True}
+SPECS = [
+    *(Spec(dtype, d, d, **options) for d in (64, 128, 256)
+      for dtype, options in ((BFLOAT16, {}), (FLOAT16, ALL), (BFLOAT16, {"hook": True, "alibi": True}))),
+    *(Spec(FLOAT16, d, d_v) for d, d_v in ((16, 16), (96, 96), (112, 80), (192, 128), (64, 256), (256, 64))),
+]
+
+
+def name(x):
+    if not isinstance(x, Spec):
+        return ".".join(map(str, x))
+    return f"{x.dtype}-{x.d}x{x.d_v}" + "".join(f"-{option}" for option in ALL if getattr(x, option))
+
+
+@lru_cache(maxsize=None)
+def ptx(factory, tile, spec, *more):
+    """PTX of a kernel, for the oldest of the GPUs: the others take it too."""
+    return compile.compile_kernel(*compile.load_factory(factory)(tile, spec, *more), tile.threads, (8, 0))
+
+
+def check(cc, layout, spill_bytes, factory, tile, spec, *more):
+    """Hold a kernel against the limits of a GPU."""
+    assert layout.total <= LIMITS[cc] * 1024
+    code = ptx(factory, tile, spec, *more)
+    assert ".f64" not in code and "call." not in code
+    assembled = compile.Assembled.of(*compile.link(code, cc))
+    assert assembled.spill_bytes <= spill_bytes, assembled.registers
+
+
+@pytest.mark.parametrize("cc", LIMITS, ids=name)
+@pytest.mark.parametrize("spec", SPECS, ids=name)
+def test_forward(spec, cc):
+    """At the most l spills, four numbers, where S and O take 192 registers of a thread's 255."""
+    tile = config.choose(spec, LIMITS[cc] * 1024)
+    full = tile.parts * (tile.block_n + spec.d_v) // 2 > 150
+    check(cc, config.Layout(tile, spec), 128 if full else 0, "mma.forward:make_forward", tile, spec)
+
+
+@pytest.mark.parametrize("cc", LIMITS, ids=name)
+def test_compiles_for_each_gpu_itself(cc):
+    spec = Spec(BFLOAT16, 64, 64)
+    tile = config.choose(spec, LIMITS[cc] * 1024)
+    kernel = compile.load_factory("mma.forward:make_forward")(tile, spec)
+    compile.link(compile.compile_kernel(*kernel, tile.threads, cc), cc)
