@@ -8,6 +8,9 @@
 `compile`   seconds of the first call in a process, and of one that finds its machine code on disk
 `cpu`       µs of a small call on the CPU
 ==========  ==========================================================================
+
+Call after call reads the same keys and values in `decode`: what the cache holds of them, 50 MB on an H200, comes from
+there.
 """
 
 import json
