@@ -4,6 +4,8 @@ import time
 from functools import lru_cache
 from statistics import median
 
+import numpy as np
+
 
 def flops(batch, heads, n_q, n_k, d, d_v=None, *, causal=False, left=None, backward=False):
     """Operations that attention has to do, a multiplication and an addition counted apart.
@@ -116,7 +118,7 @@ def device_seconds(call, repeats=30):
 
     ahead = 2 * host_seconds(call, repeats) * repeats + 1e-3
     cp.cuda.Device().synchronize()
-    _hold_up()((1,), (1,), (int(ahead * 1e9),))
+    _hold_up()((1,), (1,), (np.int64(ahead * 1e9),))
     return event_seconds(call, repeats)
 
 
