@@ -110,12 +110,12 @@ def compiling(part):
         f"{span([row['import s'] for row in part['rows']], 1)} s ({where(part)}).")
 
 
-def device(part):
-    """What small calls cost the device."""
+def small(part, words, digits):
+    """µs of small calls."""
     rivals = names(part["rows"], "us")
-    rows = [(row["direction"], row["shape"], *(cell(row, f"{name} us", 1) for name in rivals)) for row in part["rows"]]
-    return with_table([f"µs of the device's time for small calls in bfloat16 ({where(part)}):"],
-                      ("", "batch, heads, n, d", *map(label, rivals)), rows, part)
+    rows = [(row["direction"], row["shape"], *(cell(row, f"{name} us", digits) for name in rivals))
+            for row in part["rows"]]
+    return with_table([f"µs of {words} ({where(part)}):"], ("", "batch, heads, n, d", *map(label, rivals)), rows, part)
 
 
 def decode(part):
@@ -226,7 +226,8 @@ def train(part, place):
 FORWARD = {"speed": speed, "gqa": gqa, "options": options, "matmul": matmul, "error": error}
 BACKWARD = {"speed": speed, "gqa": gqa, "deterministic": deterministic, "options": options}
 LATENCY = {"float32": lambda part: host(part, "float32"), "float16": lambda part: host(part, "float16"),
-           "device": device, "decode": decode, "compile": compiling}
+           "device": lambda part: small(part, "the device's time for small calls in bfloat16", 1), "decode": decode,
+           "compile": compiling, "cpu": lambda part: small(part, "a small call on a CPU, float32", 0)}
 
 
 def of_parts(words, result):

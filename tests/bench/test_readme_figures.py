@@ -41,6 +41,8 @@ PARTS = {
                 "backward flash2 70."),
     "device": ({"rows": [{"direction": "forward", "shape": "1, 8, 512, 64", "hopper us": 11.25,
                           "torch flash not measured": "none"}]}, "| forward | 1, 8, 512, 64 | 11.2 |"),
+    "cpu": ({"rows": [{"direction": "backward", "shape": "1, 8, 128, 64", "auto us": 99.6}]},
+            "| backward | 1, 8, 128, 64 | 100 |"),
     "decode": ({"ceiling": {"bfloat16": 4300.0}, "rows": [{"batch": 1, "heads": 32, "kv_heads": 8, "n": 8192, "d": 128,
                                                            "auto GB/s": 999.6}]}, "| 1, 32, 8, 8192, 128 | 1000 |"),
     "compile": ({"rows": [{"cache": cache, "import s": 1.0, "first call s": taken}
