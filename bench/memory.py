@@ -19,7 +19,7 @@ import sys
 from tqdm import tqdm
 
 from . import peers
-from .contest import Inputs, Row, engine, prepare, wait
+from .contest import Inputs, Row, engine, give_memory_back, prepare, wait
 from .measure import flops
 from .parts import Part
 from .rungs import ladder, memory_efficient
@@ -43,6 +43,7 @@ def peak_on_gpu(call):
     """Bytes that a call takes from CuPy, by a pool of its own, and from PyTorch, less those of what it returns."""
     import cupy as cp
 
+    give_memory_back(True)                      # what made the call's inputs may have taken most of the GPU's memory
     cuda, before = None if peers.why_not() else peers.import_torch().cuda, 0
     if cuda:
         cuda.synchronize()
@@ -53,7 +54,10 @@ def peak_on_gpu(call):
         answer = call()
         wait(True)
         taken = pool.total_bytes() + (cuda.max_memory_allocated() - before if cuda else 0)
-        return taken - sum(x.nbytes for x in answer)
+        returned = sum(x.nbytes for x in answer)
+    del answer
+    pool.free_all_blocks()
+    return taken - returned
 
 
 def peak_on_cpu(call):
