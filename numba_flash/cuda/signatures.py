@@ -4,12 +4,13 @@ from ..problem import FLOAT64
 from .compile import cuda
 
 if cuda is None:
-    int32 = none = None
+    int32 = none = counters = None
 else:
     from numba import boolean, float32, float64, int32, int64, uint16  # noqa: F401 (int32 is for kernels)
     from numba.cuda import types
 
     none = types.none
+    counters = types.Array(int32, 4, "C")
 
 
 def real_type(dtype):

@@ -27,11 +27,16 @@ CUPY = """
         def __getitem__(self, index):
             return ndarray(self.x[index])
 
+        def ravel(self):
+            return ndarray(self.x.ravel())
+
     def empty(shape, dtype):
         return ndarray(np.empty(shape, dtype))
 
     def empty_like(x):
         return empty(x.shape, x.dtype)
+
+    zeros = empty
 
     def ascontiguousarray(x):
         return x
@@ -116,7 +121,7 @@ def run(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("kernel, kernels", [("hopper", 1), ("flash2", 4), ("flash1", 3)])
+@pytest.mark.parametrize("kernel, kernels", [("hopper", 1), ("mma", 4), ("flash2", 4), ("flash1", 3)])
 def test_a_second_process_imports_no_numba(run, kernel, kernels):
     first = run(kernel, MADE_UP, "made up")
     second = run(kernel, "", "made up")
@@ -124,7 +129,7 @@ def test_a_second_process_imports_no_numba(run, kernel, kernels):
 
 
 @pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
-@pytest.mark.parametrize("kernel", ["hopper", "flash2"])
+@pytest.mark.parametrize("kernel", ["hopper", "mma", "flash2"])
 def test_a_second_process_runs_what_the_first_has_compiled(run, kernel):
     first = run(kernel, "", "\\x7fELF", ["modules"], check=True)
     second = run(kernel, "", "\\x7fELF", check=True)

@@ -6,6 +6,7 @@ import pytest
 
 from numba_flash.cuda import compile
 from numba_flash.cuda.mma import config
+from numba_flash.cuda.mma.engine import ADDS_BY_TWO
 from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.problem import BFLOAT16, FLOAT16
 
@@ -49,9 +50,40 @@ def test_forward(spec, cc):
     check(cc, config.Layout(tile, spec), 128 if full else 0, "mma.forward:make_forward", tile, spec)
 
 
+BACKWARD_SPECS = [*(spec for spec in SPECS if not spec.sinks),
+                  *(Spec(FLOAT16, d, d, hook=True, softcap=True, alibi=True) for d in (64, 128, 256))]
+
+
+@pytest.mark.parametrize("cc", LIMITS, ids=name)
+@pytest.mark.parametrize("adds_dq", [True, False])
+@pytest.mark.parametrize("spec", BACKWARD_SPECS, ids=name)
+def test_backward(spec, adds_dq, cc):
+    """Where dK, dP and P take 224 registers of a thread's 255, addresses spill that a step reads once; hardly any else.
+
+    Tiles of half as many keys for a pair would avoid that, and load Q and dO twice as often.
+    """
+    tile = config.choose_backward(spec, LIMITS[cc] * 1024)
+    full = tile.parts * (max(spec.d, spec.d_v) // 2 + tile.block_m // 2 + tile.block_m // 4) > 200
+    layout = config.BackwardLayout(tile, spec)
+    check(cc, layout, 256 if full else 32, "mma.backward:make_backward", tile, spec, adds_dq, False)
+
+
+@pytest.mark.parametrize("cc", LIMITS, ids=name)
+@pytest.mark.parametrize("spec", BACKWARD_SPECS, ids=name)
+def test_backward_of_queries(spec, cc):
+    tile = config.choose_dq(spec, LIMITS[cc] * 1024)
+    check(cc, config.DqLayout(tile, spec), 0, "mma.backward_dq:make_dq", tile, spec)
+
+
 @pytest.mark.parametrize("cc", LIMITS, ids=name)
 def test_compiles_for_each_gpu_itself(cc):
+    """And adds two neighbours at once where it can."""
     spec = Spec(BFLOAT16, 64, 64)
     tile = config.choose(spec, LIMITS[cc] * 1024)
     kernel = compile.load_factory("mma.forward:make_forward")(tile, spec)
     compile.link(compile.compile_kernel(*kernel, tile.threads, cc), cc)
+    tile, by_two = config.choose_backward(spec, LIMITS[cc] * 1024), cc >= ADDS_BY_TWO
+    kernel = compile.load_factory("mma.backward:make_backward")(tile, spec, True, by_two)
+    code = compile.compile_kernel(*kernel, tile.threads, cc)
+    compile.link(code, cc)
+    assert by_two == ("red.global.add.v2.f32" in code)

@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import Engine, normal, problem
+from helpers import Engine, check_answer, normal, problem
 from reference.tolerance import judge
 
 import numba_flash as nf
@@ -15,7 +15,10 @@ TILE = 128          # rows of a query tile, mostly; and of a K/V tile
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(params=[Engine("mma", "cupy"), Engine("hopper", "cupy")], ids=lambda engine: engine.kernel)
+MMA, HOPPER = (Engine(name, "cupy") for name in ("mma", "hopper"))
+
+
+@pytest.fixture(params=[MMA, HOPPER], ids=lambda engine: engine.kernel)
 def engine(request):
     """Each of the two that can run here."""
     reason = engines.load(request.param.kernel).why_not_here()
@@ -187,8 +190,11 @@ def test_gradients_for_all_lengths(engine, dtype, d, n_q, n_k):
     engine.check(do, q, k, v, dlse=do[..., 0].astype(np.float32))
 
 
-@pytest.mark.parametrize("d, d_v", [(8, 8), (16, 64), (40, 48), (64, 8), (64, 128), (72, 16), (96, 96), (128, 64)])
+@pytest.mark.parametrize("d, d_v", [(8, 8), (16, 64), (40, 48), (64, 8), (64, 128), (72, 16), (96, 96), (128, 64),
+                                    (136, 72), (192, 128), (64, 256), (200, 248), (256, 256)])
 def test_gradients_for_all_head_dims(engine, d, d_v):
+    if engine.kernel == "hopper" and max(d, d_v) > 128:
+        pytest.skip("head dims up to 128")
     engine.check(*problem(n_q=150, n_k=290, d=d, d_v=d_v, dtype=BFLOAT16), causal=True)
 
 
@@ -228,6 +234,29 @@ def test_gradients_of_any_strides(engine):
     engine.check(*odd)
 
 
+@pytest.mark.parametrize("engine", [MMA], ids=str, indirect=True)
+@pytest.mark.parametrize("d", [64, 128, 256])
+@pytest.mark.parametrize("options", [
+    {"softcap": 2.0}, {"softcap": 5.0, "causal": True, "alibi_slopes": np.float32([.5, -.1])}], ids=str)
+def test_gradients_under_a_softcap(engine, d, options):
+    engine.check(*problem(n_q=150, n_k=290, d=d, dtype=BFLOAT16), **options)
+
+
+@pytest.mark.parametrize("engine", [MMA], ids=str, indirect=True)
+@pytest.mark.parametrize("d, options", [
+    (64, {"causal": True}), (128, {"window": (70, 9)}), (256, {}), (64, {"softcap": 3.0}),
+    (128, {"alibi_slopes": np.float32([.5, -.1])})], ids=str)
+def test_deterministic_gradients(engine, d, options):
+    do, q, k, v = problem(batch=2, n_q=333, n_k=290, d=d, dtype=BFLOAT16)
+    o, lse = engine.attention(q, k, v, **options)
+    first, *others = (engine.attention_backward(do, q, k, v, o, lse, deterministic=True, **options) for _ in range(4))
+    check_answer((o, lse, *first), do, q, k, v, **options)
+    for other in others:
+        for a, b in zip(first, other):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("engine", [HOPPER], ids=str, indirect=True)
 @pytest.mark.parametrize("change, options, words", [
     ({"d": 136}, {}, "128"), ({}, {"softcap": 2.0}, "softcap"), ({}, {"deterministic": True}, "repeat")])
 def test_gradients_that_it_cannot_do(engine, change, options, words):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, Spec, round_up
 
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
+DS_PLACES = 3           # in the backward kernel's shared memory
 BARRIER, NOTE = 8, 32   # bytes
 TARGET = 9, 0, "a"      # wgmma and setmaxnreg are Hopper's own
 
@@ -136,27 +137,27 @@ class BackwardTile:
     Attributes
     ----------
     block_m : int
-        Rows of a tile of Q and dO, a multiple of 16; of 64 if `dq_by_rows`.
-    dq_by_rows : bool
-        Whether a consumer computes half of the rows of a tile of dQ, or else half of its columns, which are then 128.
+        Rows of a tile of Q and dO: 64 or 128.
+    stages : int
+        Tiles of Q, and of dO, that fit into shared memory at once.
     debug : bool
         As in `Tile`.
     """
 
     block_m: int
-    dq_by_rows: bool
+    stages: int
     debug: bool = False
 
-    consumers, stages, producer_registers, consumer_registers = 2, 2, 40, 232
+    consumers, producer_registers, consumer_registers = 2, 24, 240
 
     @property
     def block_n(self):
         return self.consumers * ROWS
 
     @property
-    def dq_rows(self):
-        """Rows of a box of dQ, which is what a consumer adds at once."""
-        return ROWS if self.dq_by_rows else self.block_m
+    def dq_by_rows(self):
+        """Whether a consumer computes a half of the rows of dQ, or else of its columns."""
+        return self.block_m == self.consumers * ROWS
 
     @property
     def threads(self):
@@ -164,11 +165,20 @@ class BackwardTile:
 
 
 # Largest head dim to tile shape of the backward kernel. dK and dV take (d + d_v) / 2 registers of a thread, S and dP
-# block_m / 2 each. On an H200 in bfloat16, relative to cuDNN 9.19 in the same run, at n 1024, 4096, 16384:
-#   d 64 .57 .72 .93, causal .58 .78 .87      d 128 .65 .79 .81, causal .61 .81 .90
-# block_m 80 at d 128 takes 24 registers too many. To wait for S alone, and for dP after the exponentials, makes the
-# assembler serialise all products (C7514).
-BACKWARD_TILES = {64: BackwardTile(128, True), 128: BackwardTile(64, False)}
+# block_m / 2 each, dQ 32, P and dS in 16 bits block_m / 4 each.
+#
+# Tried on an H200 in bfloat16; speed relative to cuDNN 9.19 in the same run, at n 1024, 4096, 16384, without a mask.
+#   kept
+#     lse and delta copied by TMA with Q, three stages of Q and dO, dQ added from registers, 16 bytes a thread in the
+#     kernels before and after:             d 64 .56 .73 .90 -> .93 .92 .97      d 128 .61 .78 .79 -> .85 .83 .84
+#     dQ added as the threads hold it, so that a warp adds 512 bytes in a row; dS stored before the consumer's turn, in
+#     the third place; dQ before dK:        d 64 -> 1.09 1.20 1.27               d 128 -> 1.04 1.03 1.05
+#   not kept
+#     products in the order dQ, dV, dK: d 64 .94 1.04 for .90 .97 (n 1024, 16384), d 128 .80 .77 for .85 .86
+#     S of the next step only after dK: the same
+#     to wait for S alone, and for dP after the exponentials: the assembler serialises all products (C7514)
+#     dQ added after dP of the next step has been started: registers don't suffice (C7512)
+BACKWARD_TILES = {64: BackwardTile(128, stages=2), 128: BackwardTile(64, stages=3)}
 
 
 def choose_backward(spec):
@@ -189,34 +199,42 @@ class BackwardLayout:
 
     @property
     def q_boxes(self):
-        return self._boxes(self.spec.d if self.tile.dq_by_rows else 2 * BOX)
+        return self._boxes(self.spec.d) if self.tile.dq_by_rows else self.tile.consumers
 
     @property
     def v_boxes(self):
         return self._boxes(self.spec.d_v)
 
     @property
+    def dq_columns(self):
+        """Columns of a consumer's part of dQ."""
+        return self.spec.d if self.tile.dq_by_rows else BOX
+
+    def sums_shape(self, n_q):
+        """Of a head's dQ in float32: consumers' parts of tiles, and the numbers of a part as the threads hold them."""
+        return -(-n_q // self.tile.block_m) * self.tile.consumers, ROWS * self.dq_columns
+
+    @property
     def sizes(self):
-        """Bytes of k, v, a place of q, of do, of ds, a consumer's part of dq, lse and delta."""
+        """Bytes of k, v, a place of q, of do, of ds, of lse and delta."""
         row, tile = BOX * ITEM, self.tile
-        dq = ROWS * round_up(self.spec.d, BOX // 2) * 4 if tile.dq_by_rows else tile.block_m * BOX * 4
         return (self.q_boxes * tile.block_n * row, self.v_boxes * tile.block_n * row, self.q_boxes * tile.block_m * row,
-                self.v_boxes * tile.block_m * row, tile.consumers * tile.block_m * row, dq, 2 * tile.block_m * 4)
+                self.v_boxes * tile.block_m * row, tile.consumers * tile.block_m * row, 2 * tile.block_m * 4)
 
     @property
     def offsets(self):
-        """Offsets of k, v, q, do, ds, dq, of lse and delta, and of the barriers."""
-        k, v, q, do, ds, dq, rows = self.sizes
+        """Offsets of k, v, q, do, ds, of lse and delta, and of the barriers."""
+        k, v, q, do, ds, numbers = self.sizes
         stages = self.tile.stages
-        sizes = k, v, stages * q, stages * do, stages * ds, self.tile.consumers * dq, stages * rows
+        sizes = k, v, stages * q, stages * do, DS_PLACES * ds, stages * numbers
         return tuple(sum(sizes[:n]) for n in range(len(sizes) + 1))
 
     @property
     def barriers(self):
-        """Offsets of k_full, v_full, and the first q_full, q_empty, do_full, do_empty."""
+        """Offsets of k_full, v_full, the first q_full, q_empty, do_full, do_empty, and may_add."""
         start = self.offsets[-1]
-        return start, start + BARRIER, *(start + BARRIER * (2 + n * self.tile.stages) for n in range(4))
+        return start, start + BARRIER, *(start + BARRIER * (2 + n * self.tile.stages) for n in range(5))
 
     @property
     def total(self):
-        return self.barriers[-1] + BARRIER * self.tile.stages
+        return self.barriers[-1] + BARRIER * self.tile.consumers

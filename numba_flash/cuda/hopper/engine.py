@@ -7,10 +7,9 @@ import numpy as np
 
 from ...problem import without_unseen_keys
 from .. import SIMULATOR
-from ..host import run_delta, run_dsinks
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
-from ..tensor_cores.host import for_copies, numbers, why_not_for_tensor_cores
-from ..tensor_cores.spec import Spec, heads_together
+from ..tensor_cores.host import begin_backward, for_copies, numbers, run_query_numbers, why_not_for_tensor_cores
+from ..tensor_cores.spec import WARPGROUP, Spec, heads_together
 from .config import BACKWARD_TILES, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
 from .tensor_map import encode
 
@@ -20,7 +19,6 @@ LARGEST_BACKWARD_HEAD_DIM = max(BACKWARD_TILES)
 # again, and to encode three tensor maps takes longer than all else that a call does.
 _packed = {}
 KEPT = 4096
-ROUND_THREADS = 256
 
 
 def why_not(problem, backward=False):
@@ -39,10 +37,6 @@ def why_not_here():
 def _why_not(problem, backward):
     if backward and max(problem.d, problem.d_v) > LARGEST_BACKWARD_HEAD_DIM:
         return f"its backward pass takes head dims up to {LARGEST_BACKWARD_HEAD_DIM}"
-    if backward and problem.softcap is not None:
-        return "its backward pass has no softcap yet"
-    if backward and problem.deterministic:
-        return "it adds dQ up in any order, so its bits don't repeat"
     return None
 
 
@@ -103,24 +97,23 @@ def forward(problem, operands, o, lse):
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):
-    """Fill the gradients. Extra memory: delta, one number per query, and dQ in float32."""
+    """Fill the gradients. Extra memory: two numbers for each query, and dQ in float32; a few turns if bits repeat."""
     import cupy
-    delta = run_delta(problem, do, o, dlse, lse)
-    run_dsinks(operands, lse, delta, gradients.dsinks)
-    first, stop = problem.seen
-    dk, dv = gradients.dk[:, :, first:stop], gradients.dv[:, :, first:stop]
-    if stop - first < problem.n_k:
-        gradients.dk.view("uint16")[...], gradients.dv.view("uint16")[...] = 0, 0
-    problem, operands = without_unseen_keys(problem, operands)
-    spec = Spec.of(problem)
+    spec = Spec.of_backward(problem)
     tile = choose_backward(spec)
-    q, k, v, do = map(for_copies, (operands.q, operands.k, operands.v, do))
-    sums = cupy.zeros(problem.q_shape, np.float32)
-    maps = [encode(x, rows) for x, rows in ((q, tile.block_m), (k, tile.block_n), (v, tile.block_n), (do, tile.block_m),
-                                            (sums, tile.dq_rows))]
-    launch = launcher("hopper.backward:make_backward", (tile, spec), (tile.threads, 1),
-                      BackwardLayout(tile, spec).total, TARGET)
+    do, o = for_copies(do), for_copies(o)
+    query_numbers = run_query_numbers(tile.block_m, problem, do, o, dlse, lse)
+    delta = query_numbers.reshape(*lse.shape[:2], -1, 2, tile.block_m)[:, :, :, 1].reshape(*lse.shape[:2], -1)
+    problem, operands, dk, dv = begin_backward(problem, operands, lse, delta[:, :, :problem.n_q], gradients)
+    q, k, v = map(for_copies, (operands.q, operands.k, operands.v))
+    layout = BackwardLayout(tile, spec)
+    sums = cupy.zeros((*lse.shape[:2], *layout.sums_shape(problem.n_q)), np.float32)
+    turns = cupy.zeros((*sums.shape[:3], 1), np.int32) if problem.deterministic else None
+    maps = (encode(q, tile.block_m), encode(k, tile.block_n), encode(v, tile.block_n), encode(do, tile.block_m))
+    launch = launcher("hopper.backward:make_backward", (tile, spec, problem.deterministic),
+                      (tile.threads, 1), layout.total, TARGET)
     launch(-(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
-           (*maps, lse, delta, dk, dv, operands.alibi_slopes, problem.n_k, problem.group, *numbers(spec, problem)))
-    launch = launcher("hopper.backward:make_round", (ROUND_THREADS, problem.dtype), (ROUND_THREADS, 1), 0)
-    launch(-(-sums.size // ROUND_THREADS), (sums.ravel(), gradients.dq.ravel(), problem.scale))
+           (*maps, query_numbers, sums, turns, dk, dv, operands.alibi_slopes, problem.n_q, problem.n_k, problem.group,
+            *numbers(spec, problem)))
+    launch = launcher("hopper.backward:make_round", (tile, spec), (WARPGROUP, 1), 0, TARGET)
+    launch(sums.size // sums.shape[3], (sums, gradients.dq, problem.scale))

@@ -1,10 +1,12 @@
 """The engine ``mma``: attention on the tensor cores of any GPU since Ampere, for 16-bit inputs.
 
-===========  ==========================================================================
-``engine``   `why_not`, `forward` and `backward`, the host's side
-``config``   which tile shape for which head dims, and what lies where in shared memory
-``forward``  the kernel of the forward pass
-===========  ==========================================================================
+===============  ==========================================================================
+``engine``       `why_not`, `forward` and `backward`, the host's side
+``config``       which tile shape for which head dims, and what lies where in shared memory
+``forward``      the kernel of the forward pass
+``backward``     that for dK and dV, which adds dQ up in memory
+``backward_dq``  that for dQ where its bits must repeat
+===============  ==========================================================================
 
 Arrays whose rows can't be copied by 16 bytes (a base or a stride that is no multiple of 16 bytes, elements of a row
 that are not neighbours, strides that are zero or negative) are copied first. A view of (batch, n, heads, d) data is

@@ -1,4 +1,25 @@
-"""Tile shapes of the engine `mma`, and what lies where in a block's shared memory."""
+"""Tile shapes of the engine `mma`, and what lies where in a block's shared memory.
+
+The first shape of a table is taken that a call fits and for which a GPU has the shared memory. So it is, in rows of
+queries x keys (and stages of what walks past, 1 where it isn't said):
+
+===================  ===========  ==================  ================
+compute capability   8.0          8.6, 8.9, 12.x      9.0, 10.x
+a block's KB         163          99                  227
+===================  ===========  ==================  ================
+forward, d to 64     128 x 128    128 x 64            128 x 128
+forward, d to 128    128 x 64     128 x 32            128 x 64
+forward, d to 256    128 x 64     64 x 64             128 x 64
+dK, dV, d to 64      64 x 128, 2  64 x 128, 2         64 x 128, 2
+dK, dV, d to 128     64 x 128, 2  64 x 64             64 x 128, 2
+dK, dV, d to 256     64 x 64      32 x 32             64 x 64, 2
+dQ alone, d to 64    128 x 64, 2  128 x 64, 2         128 x 64, 2
+dQ alone, d to 128   128 x 64, 2  128 x 64            128 x 64, 2
+dQ alone, d to 256   64 x 64      64 x 32             64 x 64, 2
+===================  ===========  ==================  ================
+
+None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all of them for each of these GPUs.
+"""
 
 from dataclasses import dataclass
 
@@ -37,10 +58,11 @@ class Tile:
         return self.warps * WARP
 
 
-# (Largest head dim, tile), in order of preference: the first that a call fits, and a GPU has the shared memory for. A
-# thread has parts * block_n / 2 registers for S, parts * d_v / 2 for O, and needs some 50 more of 255.
+# (Largest head dim, tile), in order of preference. A thread has parts * block_n / 2 registers for S and parts * d_v / 2
+# for O, and needs some 50 more of 255.
 TILES = ((64, Tile(4, 2, 128)), (128, Tile(4, 2, 64)), (256, Tile(8, 1, 64)), (256, Tile(4, 1, 64)))
-# Where a multiprocessor has 100 KB of shared memory (8.6, 8.9, 12.x): tiles of which two blocks have room there.
+# Where a multiprocessor has 100 KB of shared memory (8.6, 8.9, 12.x): tiles of which two blocks have room there,
+# up to head dim 128.
 SMALL_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(4, 1, 64)))
 SMALL = 128 * 1024
 
@@ -78,3 +100,139 @@ class Layout:
     @property
     def total(self):
         return self.v + self.tile.block_n * self.v_boxes * BOX * ITEM
+
+
+@dataclass(frozen=True)
+class BackwardTile:
+    """How the kernel for dK and dV cuts up the scores, and how its warps share the work.
+
+    Attributes
+    ----------
+    pairs : int
+        Pairs of warps; a step is 16 queries for each.
+    parts : int
+        A pair owns 16 keys, or 32 in two parts.
+    stages : int
+        Tiles of Q, and of dO, that fit into shared memory at once: 1 or 2.
+    """
+
+    pairs: int
+    parts: int
+    stages: int
+
+    @property
+    def pair_rows(self):
+        return self.parts * PART
+
+    @property
+    def block_m(self):
+        return self.pairs * PART
+
+    @property
+    def block_n(self):
+        return self.pairs * self.pair_rows
+
+    @property
+    def threads(self):
+        return 2 * self.pairs * WARP
+
+
+# As TILES. A warp of a pair has parts * d / 2 registers of a thread for dV or dK, and parts * block_m / 2 for S or dP.
+BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 1)),
+                  (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)), (256, BackwardTile(2, 1, 1)))
+
+
+def choose_backward(spec, limit):
+    """As `choose`, for the kernel of dK and dV."""
+    return next((tile for largest, tile in BACKWARD_TILES
+                 if max(spec.d, spec.d_v) <= largest and BackwardLayout(tile, spec).total <= limit), None)
+
+
+@dataclass(frozen=True)
+class BackwardLayout:
+    """Offsets and sizes in bytes of what is in the shared memory of the kernel for dK and dV.
+
+    K_j, V_j; stages of Q_i and of dO_i; a box for P and dS, a row for each key; two places for lse_i and delta_i.
+    """
+
+    tile: BackwardTile
+    spec: Spec
+
+    @property
+    def q_boxes(self):
+        return round_up(self.spec.d, BOX) // BOX
+
+    @property
+    def v_boxes(self):
+        return round_up(self.spec.d_v, BOX) // BOX
+
+    @property
+    def sizes(self):
+        """Bytes of k, v, a stage of q, of do, ds, a place of lse and delta."""
+        row, tile = BOX * ITEM, self.tile
+        return (self.q_boxes * tile.block_n * row, self.v_boxes * tile.block_n * row, self.q_boxes * tile.block_m * row,
+                self.v_boxes * tile.block_m * row, tile.block_n * row, 2 * tile.block_m * 4)
+
+    @property
+    def offsets(self):
+        """Offsets of k, v, q, do, ds, of lse and delta, and of the end."""
+        k, v, q, do, ds, rows = self.sizes
+        sizes = k, v, self.tile.stages * q, self.tile.stages * do, ds, 2 * rows
+        return tuple(sum(sizes[:n]) for n in range(len(sizes) + 1))
+
+    @property
+    def total(self):
+        return self.offsets[-1]
+
+
+@dataclass(frozen=True)
+class DqTile(Tile):
+    """`Tile` of the kernel for dQ, whose warps own 16 query rows each, and `stages` as in `BackwardTile`."""
+
+    stages: int = 1
+
+
+# As TILES. A thread has block_n / 2 registers for S, as many for dP, and d / 2 for dQ.
+DQ_TILES = ((128, DqTile(8, 1, 64, 2)), (128, DqTile(8, 1, 64, 1)), (256, DqTile(4, 1, 64, 2)),
+            (256, DqTile(4, 1, 64, 1)), (256, DqTile(4, 1, 32, 1)))
+
+
+def choose_dq(spec, limit):
+    """As `choose`, for the kernel of dQ."""
+    return next((tile for largest, tile in DQ_TILES
+                 if max(spec.d, spec.d_v) <= largest and DqLayout(tile, spec).total <= limit), None)
+
+
+@dataclass(frozen=True)
+class DqLayout:
+    """Offsets and sizes in bytes of what is in the shared memory of the kernel for dQ: Q_i, dO_i; stages of K_j, V_j.
+    """
+
+    tile: DqTile
+    spec: Spec
+
+    @property
+    def q_boxes(self):
+        return round_up(self.spec.d, BOX) // BOX
+
+    @property
+    def v_boxes(self):
+        return round_up(self.spec.d_v, BOX) // BOX
+
+    @property
+    def sizes(self):
+        """Bytes of q, do, and a stage of k and of v."""
+        row = BOX * ITEM
+        return tuple(boxes * rows * row for rows in (self.tile.block_m, self.tile.block_n)
+                     for boxes in (self.q_boxes, self.v_boxes))
+
+    @property
+    def offsets(self):
+        """Offsets of q, do, k, v, and of the end."""
+        q, do, k, v = self.sizes
+        sizes = q, do, self.tile.stages * k, self.tile.stages * v
+        return tuple(sum(sizes[:n]) for n in range(len(sizes) + 1))
+
+    @property
+    def total(self):
+        return self.offsets[-1]

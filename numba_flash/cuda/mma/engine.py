@@ -1,19 +1,24 @@
-"""The host's side of the engine `mma`: which problems, and the launch. The kernel is in `forward`."""
+"""The host's side of the engine `mma`: which problems, and the launches."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ...problem import without_unseen_keys
 from .. import SIMULATOR
+from ..host import run_delta
 from ..launch import PROCESSORS, attribute, capability, launcher, shared_limit, why_no_device
-from ..tensor_cores.host import for_copies, numbers, why_not_for_tensor_cores
+from ..tensor_cores.host import begin_backward, for_copies, numbers, round_dq, why_not_for_tensor_cores
 from ..tensor_cores.spec import Spec, heads_together
-from .config import Layout, choose
+from .config import BackwardLayout, DqLayout, Layout, choose, choose_backward, choose_dq
+
+ADDS_BY_TWO = 9, 0      # compute capability from which two neighbours are added at once
 
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem) or _why_not(backward)
+    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem)
 
 
 def why_not_here():
@@ -25,10 +30,6 @@ def why_not_here():
                                         f"{here[1]}")
 
 
-def _why_not(backward):
-    return "it has no backward pass yet" if backward else None
-
-
 class Plan(NamedTuple):
     """What a launch needs besides arrays: `launch`, the number of blocks, and the last arguments of the kernel."""
 
@@ -37,22 +38,64 @@ class Plan(NamedTuple):
     numbers: tuple
 
 
+def _by_queries(factory, tile, layout, spec, problem, device):
+    """The `Plan` of a kernel with a block for each query tile."""
+    launch = launcher(factory, (tile, spec), (tile.threads, 1), layout(tile, spec).total)
+    heads = problem.batch * problem.heads
+    together = min(heads, heads_together(problem, attribute(PROCESSORS, device)))
+    return Plan(launch, -(-problem.n_q // tile.block_m) * heads, (problem.group, together, *numbers(spec, problem)))
+
+
 @lru_cache(maxsize=1024)
-def make_plan(problem, device):
-    """The `Plan` for a problem on the current device, whose number is given."""
-    spec, limit = Spec.of(problem), shared_limit()
-    tile = choose(spec, limit)
-    heads, processors = problem.batch * problem.heads, attribute(PROCESSORS, device)
-    launch = launcher("mma.forward:make_forward", (tile, spec), (tile.threads, 1), Layout(tile, spec).total)
-    return Plan(launch, -(-problem.n_q // tile.block_m) * heads,
-                (problem.group, min(heads, heads_together(problem, processors)), *numbers(spec, problem)))
+def plan_forward(problem, device):
+    """The `Plan` of the forward kernel on the current device, whose number is given."""
+    spec = Spec.of(problem)
+    return _by_queries("mma.forward:make_forward", choose(spec, shared_limit()), Layout, spec, problem, device)
+
+
+@lru_cache(maxsize=1024)
+def plan_dq(problem, device):
+    """The `Plan` of the kernel for dQ alone."""
+    spec = Spec.of_backward(problem)
+    return _by_queries("mma.backward_dq:make_dq", choose_dq(spec, shared_limit()), DqLayout, spec, problem, device)
+
+
+@lru_cache(maxsize=1024)
+def plan_backward(problem, device):
+    """The `Plan` of the kernel for dK and dV, and for dQ if its bits need not repeat."""
+    spec = Spec.of_backward(problem)
+    tile = choose_backward(spec, shared_limit())
+    launch = launcher("mma.backward:make_backward",
+                      (tile, spec, not problem.deterministic, capability() >= ADDS_BY_TWO), (tile.threads, 1),
+                      BackwardLayout(tile, spec).total)
+    return Plan(launch, -(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
+                (problem.group, *numbers(spec, problem)))
 
 
 def forward(problem, operands, o, lse):
     """Fill o and lse."""
     problem, operands = without_unseen_keys(problem, operands)
-    plan = make_plan(problem, operands.q.data.device_id)
+    plan = plan_forward(problem, operands.q.data.device_id)
     q, k, v, target = map(for_copies, (operands.q, operands.k, operands.v, o))
     plan.launch(plan.blocks, (q, k, v, target, lse, operands.sinks, operands.alibi_slopes, *plan.numbers))
     if target is not o:
         o.view("uint16")[...] = target.view("uint16")
+
+
+def backward(problem, operands, do, dlse, o, lse, gradients):
+    """Fill the gradients. Extra memory: delta, one number per query, and dQ in float32 if its bits need not repeat."""
+    delta = run_delta(problem, do, o, dlse, lse)
+    problem, operands, dk, dv = begin_backward(problem, operands, lse, delta, gradients)
+    device, slopes = do.data.device_id, operands.alibi_slopes
+    inputs = *map(for_copies, (operands.q, operands.k, operands.v, do)), lse, delta
+    sums = None
+    if not problem.deterministic:
+        import cupy
+        sums = cupy.zeros(problem.q_shape, np.float32)
+    plan = plan_backward(problem, device)
+    plan.launch(plan.blocks, (*inputs, sums, dk, dv, slopes, *plan.numbers))
+    if problem.deterministic:
+        plan = plan_dq(problem, device)
+        plan.launch(plan.blocks, (*inputs, gradients.dq, slopes, *plan.numbers))
+    else:
+        round_dq(sums, gradients.dq, problem)

@@ -20,7 +20,7 @@ from numba.cuda.extending import intrinsic, models, register_model
 from numba.cuda.typing import signature as numba_signature
 
 from ..compile import device
-from .assembly import emit, float32, instruction, int32, int64, uint32, uint64, with_arity
+from .assembly import emit, float32, instruction, int32, int64, pack, registers, uint32, uint64, unpack, with_arity
 
 BOX_ROW, BOX_COLUMNS = 128, 64  # bytes, and numbers of 16 bits
 SWIZZLE_ALIGNMENT = 1024        # bytes: 8 rows of 128, after which the swizzle repeats
@@ -97,20 +97,10 @@ def copy_boxes(target, map_address, barrier, boxes, rows, row, head, batch):
         copy_to_shared(target + box * rows * BOX_ROW, map_address, barrier, box * BOX_COLUMNS, row, head, batch)
 
 
-@instruction("cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [$0, {$2, $3, $4, $5}], [$1];",
-             None, uint64, uint32, int32, int32, int32, int32)
-def add_to_global(map_address, source, column, row, head, batch):
-    """Start to add the box to the array's at (batch, head, row, column), in any order. ISA: "cp.reduce.async.bulk"."""
-
-
-@instruction("cp.async.bulk.commit_group;", None)
-def commit_copies():
-    """Make a group of this thread's `add_to_global` so far. ISA: "cp.async.bulk.commit_group"."""
-
-
-@instruction("cp.async.bulk.wait_group.read 0;", None)
-def wait_copies_read():
-    """Wait until this thread's groups no longer need their shared memory. ISA: "cp.async.bulk.wait_group"."""
+@instruction("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", None, uint32,
+             uint64, uint32, uint32)
+def copy_bytes(target, address, size, barrier):
+    """Start to copy so many bytes, a multiple of 16; the mbarrier counts them. ISA: "cp.async.bulk"."""
 
 
 @intrinsic
@@ -186,6 +176,27 @@ def wait_rows():
 @instruction("cp.async.wait_group 1;", None)
 def wait_rows_but_last():
     """`wait_rows`, but not for the last group."""
+
+
+@instruction("ld.acquire.gpu.global.b32 $0, [$1];", int32, uint64)
+def load_acquire(address):
+    """Read a number that another block has written by `store_release`, and see all that it did before. ISA: "ld"."""
+
+
+@instruction("st.release.gpu.global.b32 [$0], $1;", None, uint64, int32)
+def store_release(address, value):
+    """Write a number for `load_acquire`. ISA: "Data Movement and Conversion Instructions: st"."""
+
+
+@intrinsic
+def load_global_words(typing_context, address):
+    """Read 16 bytes of global memory as four words. ISA: "Data Movement and Conversion Instructions: ld"."""
+    def codegen(context, builder, signature, args):
+        words = emit(builder, "ld.global.v4.b32 {$0, $1, $2, $3}, [$4];", ir.LiteralStructType([ir.IntType(32)] * 4),
+                     ["=r"] * 4, args, ["l"])
+        return pack(builder, unpack(builder, words, 4))
+
+    return registers(uint32, 4)(uint64), codegen
 
 
 @device

@@ -32,6 +32,7 @@ from .assembly import emit, float32, int32, int64, pack, registers, uint32, uint
 
 ROWS = 64       # of a warpgroup's matrix
 QUAD = 1, 2     # xor of lanes that share their rows
+GROUP_BYTES = 128 * 16   # what a warpgroup holds in four elements of float32
 
 
 def first_row(thread):
@@ -73,13 +74,13 @@ def elementwise(function):
     return _mapped(function, _row, list(inspect.signature(function).parameters)[1:2] == ["column"])
 
 
-def columnwise(function):
+def columnwise(function, parts=1):
     """Turn ``f(x, ..., number) -> float32`` into ``f(fragment, ..., address) -> fragment``, else like `elementwise`.
 
     Each element gets the float32 number of its column from shared memory, where those of neighbouring columns are
     neighbours; `address` is that of the thread's first.
     """
-    return _mapped(function, _row, False, numbers=True)
+    return _mapped(function, _row, False, numbers=parts)
 
 
 def rowwise(function):
@@ -87,7 +88,7 @@ def rowwise(function):
     return _mapped(function, lambda element, part: element, False)
 
 
-def _mapped(function, row, with_column, numbers=False):
+def _mapped(function, row, with_column, numbers=0):
     def mapped(typing_context, fragment, *args):
         def codegen(context, builder, signature, values):
             compiled = context.compile_subroutine(builder, function, scalar)
@@ -97,7 +98,8 @@ def _mapped(function, row, with_column, numbers=False):
                             for value, index in zip(values[1:], indices)]
                 if numbers:
                     if element % 4 == 0:        # only now: to have all at hand takes registers
-                        loaded = emit(builder, f"ld.shared.v2.f32 {{$0, $1}}, [$2 + {8 * element}];",
+                        place = 4 * _column(element, fragment.count // numbers)
+                        loaded = emit(builder, f"ld.shared.v2.f32 {{$0, $1}}, [$2 + {place}];",
                                       ir.LiteralStructType([ir.FloatType()] * 2), ["=f"] * 2, values[-1:], ["r"])
                     its_args[-1] = builder.extract_value(loaded, element % 2)
                 if with_column:
@@ -237,6 +239,25 @@ def make_pack16(dtype):
 
 
 @lru_cache(maxsize=None)
+def make_unpack16(dtype):
+    """Build ``unpack16(packed)``, the inverse of `make_pack16`."""
+    if dtype == FLOAT16:
+        text = ("{ .reg .b16 x; mov.b32 {x, _}, $1; cvt.f32.f16 $0, x; }",
+                "{ .reg .b16 x; mov.b32 {_, x}, $1; cvt.f32.f16 $0, x; }")
+    else:               # bfloat16 is the upper half of a float32
+        text = "shl.b32 $0, $1, 16;", "and.b32 $0, $1, 0xffff0000;"
+
+    def unpack16(typing_context, packed):
+        def codegen(context, builder, signature, args):
+            return pack(builder, [emit(builder, line, ir.FloatType(), ["=f"], [word], ["r"], pure=True)
+                                  for word in unpack(builder, args[0], packed.count) for line in text])
+
+        return numba_signature(registers(float32, 2 * packed.count), packed), codegen
+
+    return with_arity(unpack16, ("packed",))
+
+
+@lru_cache(maxsize=None)
 def make_load_fragment(columns):
     """Build ``load_fragment(address)``: a packed fragment from boxes of 64 swizzled columns and 64 rows.
 
@@ -327,41 +348,125 @@ def _store_transposed(typing_context, packed, address):
 store_transposed = with_arity(_store_transposed, ("packed", "address"))
 
 
-def _store_floats(typing_context, fragment, address):
-    """Write a fragment into boxes of 32 swizzled columns of float32 and 64 rows.
+def _add_fragment(typing_context, fragment, address):
+    """Add a fragment to float32 numbers in global memory, in any order, that lie as the threads hold them.
 
-    `address`: of the thread's first row and column in the first box, `swizzled`: unit ``lane % 4 // 2`` of the row, and
-    8 bytes more if lane is odd.
+    ``red.global.add.v4.f32``, ISA: "Parallel Synchronization and Communication Instructions: red". Four elements of all
+    threads of the group, then the next four: what a warp adds at once lies side by side. `address`: 16 bytes for each
+    thread before.
     """
     def codegen(context, builder, signature, args):
         values = unpack(builder, args[0], fragment.count)
-        for element in range(0, fragment.count, 2):
-            group, half = divmod(element // 2, 2)
-            box, within = divmod(group, 4)
-            emit(builder, f"{{ .reg .b32 at; xor.b32 at, $0, {32 * within}; "
-                 f"st.shared.v2.f32 [at + {box * ROWS * 128 + half * 8 * 128}], {{$1, $2}}; }}", ir.VoidType(), [],
-                 [args[1], *values[element:element + 2]], ["r", "f", "f"])
+        for first in range(0, fragment.count, 4):
+            text = f"red.global.add.v4.f32 [$0 + {first // 4 * GROUP_BYTES}], {{$1, $2, $3, $4}};"
+            emit(builder, text, ir.VoidType(), [], [args[1], *values[first:first + 4]], ["l"] + ["f"] * 4)
         return context.get_dummy_value()
 
-    return numba_signature(types.void, fragment, uint32), codegen
+    return numba_signature(types.void, fragment, uint64), codegen
 
 
-store_floats = with_arity(_store_floats, ("fragment", "address"))
+add_fragment = with_arity(_add_fragment, ("fragment", "address"))
 
 
-def _store_floats_transposed(typing_context, fragment, addresses):
-    """Write a fragment, transposed, into a box of 32 swizzled columns of float32, which are rows of the fragment.
+@lru_cache(maxsize=None)
+def make_load_sums(columns):
+    """Build ``load_sums(address)``: the fragment that `add_fragment` has added up there."""
+    def load_sums(typing_context, address):
+        def codegen(context, builder, signature, args):
+            values = []
+            for first in range(0, columns // 2, 4):
+                four = emit(builder, f"ld.global.v4.f32 {{$0, $1, $2, $3}}, [$4 + {first // 4 * GROUP_BYTES}];",
+                            ir.LiteralStructType([ir.FloatType()] * 4), ["=f"] * 4, args, ["l"])
+                values += unpack(builder, four, 4)
+            return pack(builder, values)
 
-    `addresses`: of the thread's first two rows' elements in its first two columns, (0, 0), (0, 1), (8, 0), (8, 1).
+        return numba_signature(registers(float32, columns // 2), uint64), codegen
+
+    return with_arity(load_sums, ("address",))
+
+
+@lru_cache(maxsize=None)
+def make_store_packed(parts):
+    """Build ``store_packed(packed, address)``: a packed fragment into a box of 64 swizzled columns.
+
+    `address`: `swizzled` for the thread's first row and unit 0, and 4 bytes for each lane of the quad before.
     """
+    def store_packed(typing_context, packed, address):
+        def codegen(context, builder, signature, args):
+            for word, value in enumerate(unpack(builder, args[0], packed.count)):
+                part, within = divmod(word, packed.count // parts)
+                column, half = divmod(within, 2)
+                text = (f"{{ .reg .b32 at; xor.b32 at, $0, {16 * column}; "
+                        f"st.shared.b32 [at + {(16 * part + 8 * half) * 128}], $1; }}")
+                emit(builder, text, ir.VoidType(), [], [args[1], value], ["r", "r"])
+            return context.get_dummy_value()
+
+        return numba_signature(types.void, packed, uint32), codegen
+
+    return with_arity(store_packed, ("packed", "address"))
+
+
+WARP_WORDS = 512        # bytes of four words of each lane
+
+
+def _store_words(typing_context, packed, address):
+    """Leave a warp's packed fragment in shared memory for `make_load_words`; `address`: 16 bytes for each lane."""
     def codegen(context, builder, signature, args):
-        for element, value in enumerate(unpack(builder, args[0], fragment.count)):
-            group, corner = divmod(element, 4)
-            emit(builder, f"st.shared.f32 [$0 + {group * 8 * 128}], $1;", ir.VoidType(), [],
-                 [builder.extract_value(args[1], corner), value], ["r", "f"])
+        words = unpack(builder, args[0], packed.count)
+        for first in range(0, packed.count, 4):
+            emit(builder, f"st.shared.v4.b32 [$0 + {first // 4 * WARP_WORDS}], {{$1, $2, $3, $4}};", ir.VoidType(), [],
+                 [args[1], *words[first:first + 4]], ["r"] * 5)
         return context.get_dummy_value()
 
-    return numba_signature(types.void, fragment, registers(uint32, 4)), codegen
+    return numba_signature(types.void, packed, uint32), codegen
 
 
-store_floats_transposed = with_arity(_store_floats_transposed, ("fragment", "addresses"))
+store_words = with_arity(_store_words, ("packed", "address"))
+
+
+@lru_cache(maxsize=None)
+def make_load_words(count):
+    """Build ``load_words(address)``: the packed fragment that another warp has left by `store_words`."""
+    def load_words(typing_context, address):
+        def codegen(context, builder, signature, args):
+            words = []
+            for first in range(0, count, 4):
+                text = f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4 + {first // 4 * WARP_WORDS}];"
+                out = emit(builder, text, ir.LiteralStructType([ir.IntType(32)] * 4), ["=r"] * 4, args, ["r"])
+                words += unpack(builder, out, 4)
+            return pack(builder, words)
+
+        return numba_signature(registers(uint32, count), uint32), codegen
+
+    return with_arity(load_words, ("address",))
+
+
+@lru_cache(maxsize=None)
+def make_add_rows(by_two, guarded):
+    """Build ``add_rows(fragment, address, row_bytes, rows, columns)``: add to float32 numbers in global memory.
+
+    ``red.global.add``, ISA: "Parallel Synchronization and Communication Instructions: red". Any order, and so with
+    other bits each time. `address` is that of the thread's first element, `rows` and `columns` are left from the
+    thread's first row and the first column on; not `guarded`, there must be enough. `by_two`: neighbours at once, which
+    GPUs can from 9.0 on.
+    """
+    lines = (("red.global.add.v2.f32 [$0 + {0}], {{$1, $2}};",) if by_two
+             else ("red.global.add.f32 [$0 + {0}], $1;", "red.global.add.f32 [$0 + {0} + 4], $2;"))
+
+    def add_rows(typing_context, fragment, address, row_bytes, rows, columns):
+        def codegen(context, builder, signature, args):
+            values, (_, address, row_bytes, rows, columns) = unpack(builder, args[0], fragment.count), args
+            for half in range(2):
+                at = builder.add(address, builder.mul(row_bytes, row_bytes.type(8 * half)))
+                left = builder.select(builder.icmp_signed(">", rows, rows.type(8 * half)), columns, columns.type(0))
+                for group in range(fragment.count // 4):
+                    text = " ".join("@inside " * guarded + line.format(32 * group) for line in lines)
+                    if guarded:     # each is a branch then
+                        text = f"{{ .reg .pred inside; setp.gt.s32 inside, $3, {8 * group}; {text} }}"
+                    emit(builder, text, ir.VoidType(), [],
+                         [at, *values[4 * group + 2 * half:4 * group + 2 * half + 2], left], ["l", "f", "f", "r"])
+            return context.get_dummy_value()
+
+        return numba_signature(types.void, fragment, uint64, int64, int32, int32), codegen
+
+    return with_arity(add_rows, ("fragment", "address", "row_bytes", "rows", "columns"))

@@ -33,6 +33,7 @@ BOX_STEPS = 4                   # in a box of 64 columns
 def _lane_address(builder, address, downwards):
     """Address that this lane gives for the first 16 x 16 elements of a swizzled tile.
 
+    `address` is that of the first of them, whose row's number is a multiple of 8.
     `downwards`: matrix 1 lies below matrix 0, and not beside it.
     """
     lane = emit(builder, "mov.u32 $0, %laneid;", ir.IntType(32), ["=r"], [], [], pure=True)
@@ -45,7 +46,7 @@ def _lane_address(builder, address, downwards):
         lower, beside = beside, lower
     row = builder.or_(within, builder.shl(lower, lane.type(3)))
     unit = builder.xor(beside, within)
-    return builder.add(address, builder.or_(builder.mul(row, lane.type(BOX_ROW)), builder.shl(unit, lane.type(4))))
+    return builder.xor(builder.add(address, builder.mul(row, lane.type(BOX_ROW))), builder.shl(unit, lane.type(4)))
 
 
 def _place(operand, outer, k):
@@ -84,6 +85,11 @@ def make_warp_product(parts, columns, depth, dtype, a_operand, b_operand, accumu
     a_operand, b_operand : Operand
         How A and B lie in shared memory: their addresses are passed. If `a_operand` is None, A is a packed fragment.
     accumulate : bool
+
+    Notes
+    -----
+    An operand may be a part of the tile that lies there: the address is then that of its first element. Its columns
+    must not go on in another box if they begin within one.
     """
     count, element = parts * columns // 2, "f16" if dtype == FLOAT16 else "bf16"
     a_count = 1 if a_operand else parts * depth // 4

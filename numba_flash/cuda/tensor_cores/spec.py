@@ -1,7 +1,7 @@
 """What a kernel for tensor cores is compiled for, and the sizes that the hardware fixes."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -51,6 +51,11 @@ class Spec:
         hook = softcap or problem.alibi or not SMALLEST_FACTOR < problem.scale < LARGEST_FACTOR
         return cls(problem.dtype, round_up(problem.d, KEY_STEP), round_up(problem.d_v, VALUE_STEP), hook, softcap,
                    problem.alibi, problem.sinks)
+
+    @classmethod
+    def of_backward(cls, problem):
+        """The same for backward kernels, which need not know of sinks: they are in lse."""
+        return replace(cls.of(problem), sinks=False)
 
 
 def heads_together(problem, processors):

@@ -1,0 +1,265 @@
+r"""FlashAttention-2's backward pass on a warp's tensor cores: dK and dV in registers, dQ added up in global memory.
+
+A block owns a tile of K and V and walks along the queries that see it. S and dP are computed transposed, keys down and
+queries across: P^T and dS^T are then where the products for dV and dK want them, in registers.
+
+New idea: warps work in pairs. Both own the same keys, and each has two of the four products, so that each holds one
+sum only, dV or dK, for twice as many keys as it could hold of both::
+
+    warp 0    S^T = K Q^T      P^T = exp(S^T - lse)      dV += P^T dO
+                                     |  through shared memory, in 16 bits
+    warp 1    dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q     dS^T stays there for dQ
+    all                                                                                           dQ += dS K
+
+dQ needs the dS of all pairs: each warp computes some rows and columns of it, when all dS are there, and adds them to
+global memory in float32, or doesn't, if bits are to repeat: see `make_dq`.
+
+Under a softcap P is passed on times the score's derivative.
+
+Query heads that share keys are walked one after another: dK and dV of a group add up in the same registers.
+
+Reads and writes of global memory: as `flash2_backward` with tiles of 32 to 128 keys, each of which adds to all of dQ
+once.
+"""
+
+from functools import lru_cache
+from math import inf
+
+from ...scores import seeing_queries
+from ..compile import cuda, device
+from ..ptx.arithmetic import lane_number, uniform
+from ..ptx.assembly import float32, int32, uint64
+from ..ptx.barriers import barrier_arrive, barrier_sync
+from ..ptx.copies import (BOX_ROW, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
+                          store_shared_float, swizzled, wait_rows)
+from ..ptx.fragments import (columnwise, first_column, first_row, make_add_rows, make_filled, make_load_words,
+                             make_pack16, make_part, make_rows_down, make_store_packed, make_unpack16, store_rows,
+                             store_words)
+from ..ptx.mma import make_warp_product
+from ..ptx.wgmma import Operand
+from ..signatures import array_type, int64, none, real_array
+from ..tensor_cores import gradients
+from ..tensor_cores.schedule import divide
+from ..tensor_cores.softmax import scaled
+from ..tensor_cores.spec import BOX, ITEM, LOG2_E, WARP
+from .config import PART, BackwardLayout
+
+PAIR = 1                    # the block's barriers from here on are the pairs'
+HALF_BOX = 32               # columns
+
+seeing_queries = device(seeing_queries)
+first_row, first_column = device(first_row), device(first_column)
+
+
+@lru_cache(maxsize=None)
+def make_backward(tile, spec, adds_dq, by_two):
+    """Build the kernel for dK and dV, and for dQ if `adds_dq`.
+
+    Grid: one block for each K/V tile of each key head. Block: `tile.pairs` pairs of warps, first all that compute dV.
+    Shared memory: `BackwardLayout`. A lane owns two keys or four, and every fourth pair of queries or columns; of dQ
+    two queries. `by_two`: see `make_add_rows`.
+    """
+    layout = BackwardLayout(tile, spec)
+    block_m, block_n, pairs, parts, pair_rows = tile.block_m, tile.block_n, tile.pairs, tile.parts, tile.pair_rows
+    threads, stages, d, d_v, alibi, softcap = tile.threads, tile.stages, spec.d, spec.d_v, spec.alibi, spec.softcap
+    _, _, q_bytes, do_bytes, _, row_bytes = layout.sizes
+    k_tile, v_tile, q_tiles, do_tiles, ds_tile, row_tiles, _ = layout.offsets
+    # a warp computes 16 rows of dQ, and half of its columns; what is past the last box comes to nothing
+    half = HALF_BOX if layout.q_boxes == 1 else (layout.q_boxes + 1) // 2 * BOX
+    half_bytes = HALF_BOX * ITEM if layout.q_boxes == 1 else half // BOX * block_n * BOX_ROW
+
+    copy_k, copy_v = (make_copy_rows(block_n, boxes, threads) for boxes in (layout.q_boxes, layout.v_boxes))
+    copy_q, copy_do = (make_copy_rows(block_m, boxes, threads) for boxes in (layout.q_boxes, layout.v_boxes))
+    keys, queries = Operand(block_n, depth_down=False), Operand(block_m, depth_down=False)
+    keys_down, queries_down = Operand(block_n, depth_down=True), Operand(block_m, depth_down=True)
+    multiply_kq = make_warp_product(parts, block_m, d, spec.dtype, keys, queries, accumulate=False)
+    multiply_vdo = make_warp_product(parts, block_m, d_v, spec.dtype, keys, queries, accumulate=False)
+    multiply_pdo = make_warp_product(parts, d_v, block_m, spec.dtype, None, queries_down, accumulate=True)
+    multiply_dsq = make_warp_product(parts, d, block_m, spec.dtype, None, queries_down, accumulate=True)
+    multiply_dsk = make_warp_product(1, half, block_n, spec.dtype, keys_down, keys_down, accumulate=False)
+    zero_dk, zero_dv = make_filled(parts * d, 0.0), make_filled(parts * d_v, 0.0)
+    pack16, unpack16 = make_pack16(spec.dtype), make_unpack16(spec.dtype)
+    load_words, store_packed = make_load_words(parts * block_m // 4), make_store_packed(parts)
+    part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
+    down, add_all, add_rows = make_rows_down(parts), make_add_rows(by_two, False), make_add_rows(by_two, True)
+    score_tile = gradients.make_transposed_score_tile(spec, block_m, parts, lane_number)
+    damped = gradients.make_damped(alibi)
+    probability, score_gradient = (columnwise(function, parts)
+                                   for function in (gradients.probability, gradients.score_gradient))
+
+    # ---- both warps' steps -------------------------------------------------------------------------------------------
+
+    @device
+    def load_step(shared, q_array, do_array, b, h, i, stage):
+        """Start to load Q_i and dO_i."""
+        thread, left = int32(cuda.threadIdx.x), int32(q_array.shape[2] - i)
+        copy_q(shared + q_tiles + stage * q_bytes, copied_by(thread, q_array, b, h, i), q_array.strides[2], left,
+               int32(q_array.shape[3]), thread)
+        copy_do(shared + do_tiles + stage * do_bytes, copied_by(thread, do_array, b, h, i), do_array.strides[2], left,
+                int32(do_array.shape[3]), thread)
+        commit_rows()
+
+    @device
+    def load_number(lse, delta, b, h, i):
+        """This thread's number of lse_i or of delta_i."""
+        thread = int32(cuda.threadIdx.x)
+        is_lse = thread < block_m
+        row = int32(i + thread) if is_lse else int32(i + thread - block_m)
+        inside = row < lse.shape[2]
+        place = row if inside else int32(0)     # no branch, after which a warp's threads might go apart
+        x = lse[b, h, place] if is_lse else delta[b, h, place]
+        missing = float32(-inf) if is_lse else float32(0)
+        return x if inside else missing
+
+    @device
+    def put_number(rows, x):
+        """Leave it for all: lse in base 2, and +inf where there is nothing to learn, for exp(s - inf) is 0."""
+        thread = int32(cuda.threadIdx.x)
+        if thread < block_m:
+            x = x * float32(LOG2_E) if x != float32(-inf) else float32(inf)
+        if thread < 2 * block_m:
+            store_shared_float(rows + 4 * thread, x)
+
+    @device
+    def begin_step(shared, q_array, do_array, lse, delta, b, h, i, h_stop, place):
+        """Wait for Q_i and dO_i; load what the next step needs. Returns its number of lse or delta."""
+        wait_rows()
+        barrier_sync(0, threads)        # or Q_i isn't there yet, or others still read P and dS of the step before
+        x = float32(0)
+        if h < h_stop:
+            if stages == 2:
+                load_step(shared, q_array, do_array, b, h, i, place ^ 1)
+            x = load_number(lse, delta, b, h, i)
+        return x
+
+    @device
+    def end_step(shared, q_array, do_array, b, h, i, h_stop, place, x):
+        """Meet when dS is there and Q_i and dO_i have been read."""
+        put_number(shared + row_tiles + (place ^ 1) * row_bytes, x)
+        barrier_sync(0, threads)        # or dS isn't there yet, or Q_i is overwritten, which others still multiply
+        if stages == 1 and h < h_stop:
+            load_step(shared, q_array, do_array, b, h, i, int32(0))
+
+    @device
+    def add_dq(shared, dq_sums, b, h, i, pair, role, n_q, columns):
+        """dQ += dS K: this warp's part."""
+        if adds_dq:
+            dq = multiply_dsk(shared + ds_tile + pair * PART * ITEM, shared + k_tile + role * half_bytes)
+            row, column = int32(i + pair * PART + first_row(lane_number())), role * half
+            at = element_address(dq_sums, b, h, row) + uint64(4 * (column + first_column(lane_number())))
+            if i + block_m <= n_q and column + half <= columns:
+                add_all(dq, at, dq_sums.strides[2], int32(0), int32(0))
+            else:
+                add_rows(dq, at, dq_sums.strides[2], int32(n_q - row), int32(columns - column))
+
+    @device
+    def store_keys(x16, array, b, h, row):
+        """Write a warp's rows of dK or dV."""
+        n_k, columns = int32(array.shape[2]), int32(array.shape[3])
+        store_rows(part_0(x16), element_address(array, b, h, row), array.strides[2], int32(n_k - row), columns)
+        if parts == 2:
+            row = int32(row + PART)
+            store_rows(part_1(x16), element_address(array, b, h, row), array.strides[2], int32(n_k - row), columns)
+
+    @device
+    def following(i, h, i_first, i_stop):
+        """The next step's first query, and head."""
+        return (int32(i + block_m), int32(h)) if i + block_m < i_stop else (int32(i_first), int32(h + 1))
+
+    def mma_backward(q_array, k_array, v_array, do_array, lse, delta, dq_sums, dk_array, dv_array, slopes, group, scale,
+                     factor, cap, offset, left, right):
+        n_q, n_k, kv_heads = int32(q_array.shape[2]), int32(k_array.shape[2]), int32(k_array.shape[1])
+        band = n_k, int32(offset), int32(left), int32(right)
+        bh, tile_n = divide(cuda.blockIdx.x, int32((n_k + block_n - 1) // block_n))
+        b, kv_h = divide(bh, kv_heads)
+        j_first = int32(tile_n * block_n)
+        i_first, i_stop = seeing_queries(j_first, min(j_first + block_n, n_k), band[1], band[2], band[3], n_q)
+        i_first, i_stop = int32(i_first // block_m * block_m), int32(i_stop)
+        shared, thread, lane = shared_memory(), int32(cuda.threadIdx.x), lane_number()
+        warp = uniform(thread // WARP)
+        pair, role = (warp, int32(0)) if warp < pairs else (int32(warp - pairs), int32(1))
+        j = int32(j_first + pair * pair_rows)                               # the pair's first key
+        all_first = int32(j + pair_rows - 1 - band[1] - band[3])            # queries that see all of its keys
+        all_stop = int32(j - band[1] + band[2] + 1) if j + pair_rows <= n_k else int32(0)
+        own_keys = pair * pair_rows * BOX_ROW
+        passed = shared + ds_tile + own_keys + lane * 16
+
+        # load K_j, V_j, and Q_i, dO_i of the first step
+        copy_k(shared + k_tile, copied_by(thread, k_array, b, kv_h, j_first), k_array.strides[2], int32(n_k - j_first),
+               int32(k_array.shape[3]), thread)
+        copy_v(shared + v_tile, copied_by(thread, v_array, b, kv_h, j_first), v_array.strides[2], int32(n_k - j_first),
+               int32(v_array.shape[3]), thread)
+        h, i, place = int32(kv_h * group), i_first, int32(0)
+        h_stop = int32(h + group)
+        if i_first >= i_stop:
+            h = h_stop                                                      # nobody sees these keys
+        if h < h_stop:
+            load_step(shared, q_array, do_array, b, h, i, place)
+            put_number(shared + row_tiles, load_number(lse, delta, b, h, i))
+
+        # ---- dV ------------------------------------------------------------------------------------------------------
+        if role == 0:
+            dv = zero_dv()
+            while h < h_stop:
+                next_i, next_h = following(i, h, i_first, i_stop)
+                x = begin_step(shared, q_array, do_array, lse, delta, b, next_h, next_i, h_stop, place)
+                stage = place if stages == 2 else int32(0)
+                slope = slopes[b, h] if alibi else float32(0)
+
+                # S^T = K Q^T, mask, P^T = exp(S^T - lse)
+                s = multiply_kq(shared + k_tile + own_keys, shared + q_tiles + stage * q_bytes)
+                s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
+                p = probability(s, factor, shared + row_tiles + place * row_bytes + 4 * first_column(lane))
+                p16 = pack16(p)
+                if softcap:
+                    its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
+                    store_words(pack16(damped(p, float32(0), s, down(float32(its_first)), slope, cap)), passed)
+                else:
+                    store_words(p16, passed)
+                barrier_arrive(PAIR + pair, 2 * WARP)
+
+                # dV += P^T dO
+                dv = multiply_pdo(dv, p16, shared + do_tiles + stage * do_bytes)
+
+                end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
+                add_dq(shared, dq_sums, b, h, i, pair, int32(0), n_q, int32(q_array.shape[3]))
+                i, h, place = next_i, next_h, int32(place ^ 1)
+
+            wait_rows()                 # a block must not end while its copies run
+            store_keys(pack16(dv), dv_array, b, kv_h, int32(j + first_row(lane)))
+
+        # ---- dK ------------------------------------------------------------------------------------------------------
+        else:
+            dk = zero_dk()
+            while h < h_stop:
+                next_i, next_h = following(i, h, i_first, i_stop)
+                x = begin_step(shared, q_array, do_array, lse, delta, b, next_h, next_i, h_stop, place)
+                stage = place if stages == 2 else int32(0)
+
+                # dP^T = V dO^T
+                dp = multiply_vdo(shared + v_tile + own_keys, shared + do_tiles + stage * do_bytes)
+                barrier_sync(PAIR + pair, 2 * WARP)         # or P isn't there yet
+                p = unpack16(load_words(passed))
+                cuda.syncwarp()                             # or dS overwrites what other lanes have yet to read
+
+                # dS^T = P^T (dP^T - delta)
+                deltas = shared + row_tiles + place * row_bytes + 4 * (block_m + first_column(lane))
+                ds16 = pack16(score_gradient(dp, p, deltas))
+                row = int32(pair * pair_rows + first_row(lane))
+                store_packed(ds16, swizzled(shared + ds_tile, row, 0) + 4 * (lane & 3))
+
+                # dK += dS^T Q
+                dk = multiply_dsq(dk, ds16, shared + q_tiles + stage * q_bytes)
+
+                end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
+                add_dq(shared, dq_sums, b, h, i, pair, int32(1), n_q, int32(q_array.shape[3]))
+                i, h, place = next_i, next_h, int32(place ^ 1)
+
+            wait_rows()
+            store_keys(pack16(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane)))
+
+    signature = ((array_type(spec.dtype, 4),) * 4
+                 + (real_array(spec.dtype, 3),) * 2 + (real_array(spec.dtype, 4) if adds_dq else none,)
+                 + (array_type(spec.dtype, 4),) * 2
+                 + (real_array(spec.dtype, 2) if alibi else none, int64, *[float32] * 3, *[int64] * 3))
+    return mma_backward, signature

@@ -1,0 +1,64 @@
+"""What comes before a backward kernel: the numbers of the queries. A thread reads 16 bytes at once."""
+
+from functools import lru_cache
+from math import inf
+
+from ..compile import cuda
+from ..ptx.assembly import float32, int32, uint64
+from ..ptx.copies import element_address, load_global_words
+from ..ptx.fragments import elementwise, make_fold_rows, make_unpack16
+from ..signatures import array_type, none, real_array
+from .schedule import divide
+from .softmax import plus
+from .spec import ITEM, LOG2_E
+
+PIECE = 8               # elements that a thread takes: 16 bytes of 16-bit numbers
+ALL_LANES = 0xffffffff
+
+fold_sum = make_fold_rows(plus)
+
+
+@elementwise
+def product_unless_zero(x, y):
+    """x y, or 0 if x is: o is 0 in a row without visible keys, which has no delta even if do holds NaN."""
+    return x * y if x != float32(0) else float32(0)
+
+
+@lru_cache(maxsize=None)
+def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
+    """Build the kernel for lse, in base 2, and ``delta = rowsum(do * o) - dlse``, tile by tile.
+
+    Grid: `threads` a block, of which `lanes` neighbours share a query and read neighbouring 16 bytes. ``numbers[b, h,
+    tile]`` holds `block_m` lse and as many delta: what the backward kernel copies at once. Past the last query, and
+    where a query sees nothing, lse is +inf: exp(s - inf) is 0 there, not NaN.
+    """
+    unpack16 = make_unpack16(dtype)
+
+    def query_numbers_kernel(do, o, lse, dlse, numbers):
+        n_q, heads, tiles = int32(o.shape[2]), int32(o.shape[1]), int32(numbers.shape[2])
+        piece, lane = divide(cuda.blockIdx.x * threads + cuda.threadIdx.x, lanes)
+        bh, row = divide(piece, tiles * block_m)
+        if bh >= o.shape[0] * heads:        # all of a warp or none: its rows are of one tile
+            return
+        b, h = divide(bh, heads)
+        delta = float32(0)
+        if row < n_q and lane * PIECE < o.shape[3]:
+            x = unpack16(load_global_words(element_address(o, b, h, row) + uint64(lane * (PIECE * ITEM))))
+            y = unpack16(load_global_words(element_address(do, b, h, row) + uint64(lane * (PIECE * ITEM))))
+            sums = fold_sum(product_unless_zero(x, y), (float32(0), float32(0)))
+            delta = sums[0] + sums[1]
+        distance = int32(lanes // 2)
+        while distance > 0:
+            delta += cuda.shfl_xor_sync(ALL_LANES, delta, distance)
+            distance //= int32(2)
+        if lane == 0:
+            tile, place = divide(row, block_m)
+            its_lse = lse[b, h, row] if row < n_q else float32(-inf)
+            if has_dlse and row < n_q:
+                delta -= dlse[b, h, row]
+            numbers[b, h, tile, place] = its_lse * float32(LOG2_E) if its_lse != float32(-inf) else float32(inf)
+            numbers[b, h, tile, block_m + place] = delta
+
+    signature = ((array_type(dtype, 4),) * 2
+                 + (real_array(dtype, 3), real_array(dtype, 3) if has_dlse else none, real_array(dtype, 4)))
+    return query_numbers_kernel, signature

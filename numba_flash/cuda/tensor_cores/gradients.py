@@ -1,0 +1,108 @@
+"""What the backward kernels of both engines do with a tile of scores: transposed, keys down and queries across."""
+
+from functools import lru_cache
+from math import inf
+
+from ...scores import make_score
+from ..compile import cuda, device
+from ..memory import make_conversions
+from ..ptx.arithmetic import exp2, fma, quotient
+from ..ptx.assembly import float32, int32
+from ..ptx.fragments import elementwise, first_column, first_row, make_rows_down, rowwise
+from ..signatures import array_type, real_array
+from .softmax import hide, squash
+from .steps import less
+
+first_row, first_column = device(first_row), device(first_column)
+
+
+@rowwise
+def until(position, key, left, n_k):
+    """Where the queries end that see the row's key."""
+    return position + left + 1 if key < n_k else 0
+
+
+def probability(s, factor, lse):
+    """exp(s - lse), lse in base 2."""
+    return exp2(fma(s, factor, -lse))
+
+
+def score_gradient(dp, p, delta):
+    """dS = P (dP - delta)."""
+    return p * (dp - delta)
+
+
+def less_delta(dp, delta):
+    """dP - delta."""
+    return dp - delta
+
+
+@lru_cache(maxsize=None)
+def make_transposed_score_tile(spec, block_m, parts, thread):
+    """Build ``score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)``.
+
+    Parameters
+    ----------
+    spec : Spec
+    block_m : int
+        Columns of the tile.
+    parts : int
+        Of a fragment.
+    thread : device function
+        The thread's number in its group.
+
+    Notes
+    -----
+    Queries past the last one need no mask: with +inf for their lse, P is 0.
+    """
+    softcap, alibi, hook = spec.softcap, spec.alibi, spec.hook
+    score = device(make_score(softcap, alibi, False, squash)[0])
+    down = make_rows_down(parts)
+
+    @elementwise
+    def score_of(s, column, distance, slope, scale, cap):
+        return score(scale * s, cap, slope, abs(distance - column), float32(0))
+
+    @device
+    def score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop):
+        """From ``k·q`` to scores, hidden ones -inf; `i` is the tile's first query, `j` the group's first key."""
+        n_k, offset, left, right = band
+        if hook:
+            number = thread()
+            its_first = float32(int32(j + first_row(number) - offset - i - first_column(number)))
+            s = score_of(s, float32(0), down(its_first), slope, scale, cap)
+        if i < all_first or i + block_m > all_stop:
+            number = thread()
+            key = down(int32(j + first_row(number)))
+            position = less(key, int32(offset + i))         # of the query at this key
+            first, stop = less(position, int32(right)), until(position, key, int32(left), n_k)
+            s = hide(s, int32(first_column(number)), first, stop)
+        return s
+
+    return score_tile
+
+
+@lru_cache(maxsize=None)
+def make_damped(alibi):
+    """Build ``damped(x, column, s, distance, slope, cap)``: x times the derivative of a score under a softcap."""
+    @elementwise
+    def damped(x, column, s, distance, slope, cap):
+        if alibi:
+            s += slope * abs(distance - column)
+        t = quotient(s, cap)
+        return x * ((float32(1) - t) * (float32(1) + t)) if s != float32(-inf) else float32(0)
+
+    return damped
+
+
+@lru_cache(maxsize=None)
+def make_round(threads, dtype):
+    """Build the kernel for ``target = scale * sums`` in 16 bits. Grid: a thread for each number, `threads` a block."""
+    _, from_real = make_conversions(dtype)
+
+    def round_kernel(sums, target, scale):
+        index = cuda.blockIdx.x * threads + cuda.threadIdx.x
+        if index < sums.size:
+            target[index] = from_real(sums[index] * scale)
+
+    return round_kernel, (real_array(dtype, 1), array_type(dtype, 1), float32)
