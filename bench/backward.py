@@ -13,6 +13,8 @@ o and lse come from the same engine's forward pass, which is no part of a call. 
 
 from tqdm import tqdm
 
+from numba_flash import engines
+
 from . import grid, peers
 from .ceilings import products
 from .contest import Inputs, engine
@@ -32,7 +34,12 @@ SHAPES = grid.speed_shapes(between=grid.LENGTHS)
 
 def speed(rounds):
     """TFLOP/s at hidden size 2048 and 16384 tokens."""
-    return grid.speed(min(rounds, MOST), SHAPES, RIVALS, backward=True)
+    return grid.speed(min(rounds, MOST), SHAPES, rivals_of, backward=True)
+
+
+def rivals_of(d):
+    """The rivals at a head dim; above 128 also `mma`, which does what `hopper` has no backward pass for."""
+    return RIVALS if d <= 128 else {"hopper": RIVALS["hopper"], "mma": engine("mma"), **RIVALS}
 
 
 def gqa(rounds):
@@ -54,7 +61,8 @@ def options(rounds):
     return grid.options(rounds, OURS | {"cudnn": RIVALS["cudnn"]}, OURS | {"flex": peers.flex}, backward=True)
 
 
-SPEED = [Kernel(*case, backward=True) for case in dict.fromkeys((dtype, d) for dtype, d, _ in SHAPES)]
+SPEED = [Kernel(dtype, d, name, backward=True) for dtype, d in dict.fromkeys((dtype, d) for dtype, d, _ in SHAPES)
+         for name in rivals_of(d) if name in engines.ON_GPU]
 PLAIN = Kernel("bfloat16", 128, backward=True)
 PARTS = {"speed": Part(speed, kernels=SPEED), "gqa": Part(gqa, kernels=[PLAIN]),
          "deterministic": Part(deterministic, kernels=[
