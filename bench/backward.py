@@ -24,7 +24,6 @@ from .parts import Part
 RIVALS = {"hopper": engine("hopper"), "cudnn": peers.sdpa("cudnn"), "torch flash": peers.sdpa("torch flash")}
 OURS = {"hopper": RIVALS["hopper"]}
 REPEATABLE = {"hopper": RIVALS["hopper"], "hopper deterministic": engine("hopper", deterministic=True),
-              "auto deterministic": engine("auto", deterministic=True),
               "torch flash": RIVALS["torch flash"],
               "torch flash deterministic": peers.sdpa("torch flash", deterministic=True),
               "cudnn deterministic": peers.sdpa("cudnn", deterministic=True)}
@@ -66,7 +65,7 @@ SPEED = [Kernel(dtype, d, name, backward=True) for dtype, d in dict.fromkeys((dt
 PLAIN = Kernel("bfloat16", 128, backward=True)
 PARTS = {"speed": Part(speed, kernels=SPEED), "gqa": Part(gqa, kernels=[PLAIN]),
          "deterministic": Part(deterministic, kernels=[
-             Kernel("bfloat16", d, name, backward=True, deterministic=repeatable) for d in (64, 128)
-             for name, repeatable in (("hopper", False), ("hopper", True), ("auto", True))]),
+             Kernel("bfloat16", d, backward=True, deterministic=repeatable)
+             for d in (64, 128) for repeatable in (False, True)]),
          "options": Part(options, slow=True, kernels=[PLAIN, Kernel("bfloat16", 128, softcap=20.0, backward=True),
                                                       Kernel("bfloat16", 128, alibi=True, backward=True)])}
