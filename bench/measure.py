@@ -1,15 +1,10 @@
-"""What all measurements share: operation counts, timing in turn, and what a figure must be stored with."""
+"""Counting operations and bytes, and clocks: what any figure is made of."""
 
-import json
-import os
-import platform
-import subprocess
-import sys
 import time
-from datetime import date
-from importlib import metadata
-from pathlib import Path
+from functools import lru_cache
 from statistics import median
+
+import numpy as np
 
 
 def flops(batch, heads, n_q, n_k, d, d_v=None, *, causal=False, left=None, backward=False):
@@ -52,16 +47,18 @@ def _triangle(n):
     return max(n, 0) * (n + 1) / 2
 
 
-def in_turn(calls, seconds_of, rounds):
+def in_turn(calls, seconds_of, rounds, warm=lambda call: call()):
     """Time rivals in turn, so that a drifting clock hits them alike, each round starting with another one.
 
     Parameters
     ----------
     calls : dict
-        Name to a function without arguments.
+        Name to a function without arguments, or what else `seconds_of` and `warm` take.
     seconds_of : function
         Runs a call and returns the seconds that it took.
     rounds : int
+    warm : function
+        Runs a call once, before all: compile, allocate, warm up.
 
     Returns
     -------
@@ -70,8 +67,8 @@ def in_turn(calls, seconds_of, rounds):
     """
     times, names = {name: [] for name in calls}, list(calls)
     for name in names:
-        calls[name]()                                        # compile, allocate, warm up
-    for i in range(rounds):
+        warm(calls[name])
+    for i in range(rounds if names else 0):
         for name in names[i % len(names):] + names[:i % len(names)]:
             times[name].append(seconds_of(calls[name]))
     return {name: median(taken) for name, taken in times.items()}
@@ -100,79 +97,57 @@ def event_seconds(call, repeats=1):
 def batch_seconds(call, budget=0.01):
     """`event_seconds` of as many calls in a row as take about `budget` seconds, 3 at least and 50 at most.
 
-    One more before them lets the host run ahead of the device, so that its own share of a call doesn't count.
+    One more before them lets the host run ahead of the device, so that its own share of a call doesn't count; in a
+    call of five times the budget that share is nothing, and one is enough.
     """
-    repeats = max(3, min(50, int(budget / event_seconds(call, 2))))
+    alone = event_seconds(call)
+    if alone > 5 * budget:
+        return alone
+    repeats = max(3, min(50, int(budget / alone)))
     call()
     return event_seconds(call, repeats)
 
 
-def bytes_beyond_answer(call):
-    """Bytes that a call takes from a CuPy pool of its own, less those of the arrays that it returns."""
+def device_seconds(call, repeats=30):
+    """Seconds that the device takes for one of some calls in a row which the host has already handed over.
+
+    Small calls are over before the host has made the next one. So the device is held up first, for twice as long as
+    the host needs to make them all, and they then follow one another without a gap.
+    """
     import cupy as cp
 
-    pool = cp.cuda.MemoryPool()
-    with cp.cuda.using_allocator(pool.malloc):
-        answer = call()
-        return pool.total_bytes() - sum(x.nbytes for x in (answer if isinstance(answer, tuple) else (answer,)))
+    ahead = 2 * host_seconds(call, repeats) * repeats + 1e-3
+    cp.cuda.Device().synchronize()
+    _hold_up()((1,), (1,), (np.int64(ahead * 1e9),))
+    return event_seconds(call, repeats)
 
 
-def environment():
-    """Machine, versions, commit and date."""
-    versions = {}
-    for package in ("numba_flash", "numpy", "numba", "numba-cuda", "cupy-cuda13x", "cupy-cuda12x", "torch"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            pass
-    return {"date": date.today().isoformat(), "commit": _commit(), "python": platform.python_version(),
-            "versions": versions, "cpu": _cpu(), "threads": len(os.sched_getaffinity(0))}
+@lru_cache
+def _hold_up():
+    """A kernel that does nothing for so many nanoseconds."""
+    import cupy as cp
+
+    return cp.RawKernel(r"""
+    __device__ unsigned long long now() {
+        unsigned long long t;
+        asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+        return t;
+    }
+    extern "C" __global__ void hold_up(long long nanoseconds) {
+        unsigned long long stop = now() + nanoseconds;
+        while (now() < stop) { }
+    }""", "hold_up")
 
 
-def _commit():
-    if "NUMBA_FLASH_COMMIT" in os.environ:
-        return os.environ["NUMBA_FLASH_COMMIT"]
-    try:
-        return subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True,
-                              check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+def host_seconds(call, batch=50):
+    """Seconds that one of some calls in a row keeps the host busy; each returns before the device is done."""
+    import cupy as cp
+
+    cp.cuda.Device().synchronize()
+    return wall_seconds(lambda: [call() for _ in range(batch)]) / batch
 
 
-def _cpu():
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
-
-
-def write(path, **content):
-    """Store a measurement with its circumstances."""
-    _write_json(path, {**environment(), **content})
-
-
-def write_part(path, name, **content):
-    """Store one part of a measurement with its own circumstances; other parts stay as an earlier run left them."""
-    parts = json.loads(Path(path).read_text()) if Path(path).is_file() else {}
-    _write_json(path, {**parts, name: {**environment(), **content}})
-
-
-def _write_json(path, content):
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(json.dumps(content, indent=1) + "\n")
-    print(f"wrote {path}", file=sys.stderr)
-
-
-def table(rows, columns):
-    """Print dictionaries as a table."""
-    cells = [[_cell(row.get(column, "")) for column in columns] for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *cells)]
-    for line in (columns, *cells):
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths)))
-
-
-def _cell(x):
-    if not isinstance(x, float):
-        return str(x)
-    return f"{x:.2f}" if x == 0 or abs(x) >= 0.01 else f"{x:.2e}"
+def awake_seconds(call):
+    """Seconds of a call right after another: threads that have just slept through others' turns take time to wake."""
+    call()
+    return wall_seconds(call)

@@ -9,11 +9,15 @@ the gradients of its parameters into a dictionary under their names. NumPy or Cu
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from tqdm import tqdm
 
 from .attention import attention_vjp
+from .problem import BFLOAT16, FLOAT16, FLOAT32
+
+ATTENTION_DTYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
 def setting(default, help):
@@ -27,6 +31,7 @@ class Settings:
 
     text: str | None = setting(None, "a text file to learn from instead of Python's own help topics")
     attention: str = setting("auto", "an engine's name, or 'reference' for the NumPy reference")
+    attention_dtype: str = setting("float32", "of q, k, v and o: float32, float16 or bfloat16")
     steps: int = setting(700, "optimizer steps")
     batch: int = setting(16, "windows of text in a step")
     context: int = setting(64, "characters in a window")
@@ -35,11 +40,17 @@ class Settings:
     layers: int = setting(2, "transformer layers")
     learning_rate: float = setting(3e-3, "Adam's, at its highest")
     seed: int = setting(0, "of weights, batches and sample")
+    sample: int = setting(200, "characters to write at the end")
 
     def __post_init__(self):
         for name in ("steps", "batch", "context", "dim", "heads", "layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.sample < 0:
+            raise ValueError(f"sample must be at least 0, got {self.sample}")
+        if self.attention_dtype not in ATTENTION_DTYPES:
+            raise ValueError(f"attention_dtype must be one of {', '.join(ATTENTION_DTYPES)}, "
+                             f"got {self.attention_dtype}")
         if self.dim % self.heads:
             raise ValueError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
 
@@ -154,10 +165,11 @@ def namespace(x):
     return cupy
 
 
-def attention_layer(name):
-    """The attention that ``--attention`` asks for, as ``attend(q, k, v) -> o, pullback``."""
+def attention_layer(name, dtype=None):
+    """The attention that ``--attention`` asks for, as ``attend(q, k, v) -> o, pullback``; in a dtype of its own."""
     if name != "reference":
-        return lambda q, k, v: attention_vjp(q, k, v, causal=True, kernel=name)
+        attend = partial(attention_vjp, causal=True, kernel=name)
+        return attend if dtype is None else rounded(attend, dtype)
     import reference
 
     def attend(q, k, v):
@@ -172,6 +184,17 @@ def attention_layer(name):
         return xp.asarray(reference.standard_attention(*host, causal=True), dtype=q.dtype), pullback
 
     return attend
+
+
+def rounded(attend, dtype):
+    """The same attention on q, k, v of another dtype; o and gradients come back in theirs."""
+    def attend_rounded(q, k, v):
+        if q.dtype == dtype:
+            return attend(q, k, v)
+        o, pullback = attend(*(x.astype(dtype) for x in (q, k, v)))
+        return o.astype(q.dtype), lambda do: [grad.astype(q.dtype) for grad in pullback(do.astype(dtype))]
+
+    return attend_rounded
 
 
 def make_params(xp, vocabulary, settings):
@@ -268,7 +291,8 @@ def train(settings, xp=np, progress=True):
         raise ValueError(f"the text must have over {10 * settings.context} characters for a context of "
                          f"{settings.context}, got {len(tokens)}; pass a longer --text or a smaller --context")
     rng = np.random.default_rng(settings.seed)
-    attend, params, result = attention_layer(settings.attention), make_params(xp, len(alphabet), settings), Result()
+    attend = attention_layer(settings.attention, ATTENTION_DTYPES[settings.attention_dtype])
+    params, result = make_params(xp, len(alphabet), settings), Result()
     adam = Adam(params, settings.learning_rate, settings.steps)
 
     data, start = batches(tokens[:split], settings, rng), time.perf_counter()
@@ -291,11 +315,11 @@ def train(settings, xp=np, progress=True):
     result.held_out = float(np.mean([
         float(cross_entropy(forward(xp.asarray(inputs), params, settings, attend, {})[0], xp.asarray(targets))[0])
         for inputs, targets in (next(held_out) for _ in range(4))]))
-    result.sample = generate(alphabet, params, settings, attend, rng)
+    result.sample = generate(alphabet, params, settings, attend, rng, settings.sample)
     return result
 
 
-def generate(alphabet, params, settings, attend, rng, length=200):
+def generate(alphabet, params, settings, attend, rng, length):
     """Draw `length` characters, one after the other, each from the model's distribution given the last `context`."""
     xp, written = namespace(params["tokens"]), [alphabet.index("\n") if "\n" in alphabet else 0]
     for _ in range(length):

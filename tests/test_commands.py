@@ -53,6 +53,13 @@ def test_demo_learns():
     assert np.isfinite(result.held_out) and len(result.sample) == 200 and result.tokens_per_second > 0
 
 
+def test_demo_in_16_bits_learns_the_same():
+    ours, other = (demo.train(demo.Settings(**SMALL, steps=20, sample=0, attention_dtype=dtype), progress=False)
+                   for dtype in ("float32", "bfloat16"))
+    np.testing.assert_allclose(ours.losses, other.losses, rtol=0, atol=2e-2)
+    assert ours.losses != other.losses and other.sample == ""
+
+
 def test_demo_with_the_reference_gives_the_same_losses():
     ours, right = (demo.train(demo.Settings(**SMALL, steps=20, attention=name), progress=False).losses
                    for name in ("auto", "reference"))
@@ -108,6 +115,8 @@ def test_demo_refuses_a_short_text(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, words", [
+    (["--sample", "-1"], "sample must be at least 0"),
+    (["--attention-dtype", "int8"], "attention_dtype must be one of"),
     (["--steps", "0"], "steps must be at least 1"), (["--heads", "3", "--dim", "8"], "multiple of heads"),
     (["--text", "/nowhere/at/all"], "nowhere"), (["--attention", "none"], "reference, cpu, standard"),
     (["--plot", "/nowhere/at/all.png"], "--plot")])

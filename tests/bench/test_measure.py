@@ -1,12 +1,9 @@
 """Operation counts and timing in turn."""
 
-import json
-import os
-
 import pytest
 
 from bench import measure
-from bench.measure import flops, in_turn, table, write, write_part
+from bench.measure import flops, in_turn
 from numba_flash.scores import visible
 
 
@@ -46,34 +43,18 @@ def test_in_turn_rotates_and_takes_medians():
     assert medians == {"a": 2, "b": 9} and order == list("ab" + "ab" + "ba" + "ab")
 
 
-def test_results_say_where_they_come_from(tmp_path):
-    write(tmp_path / "x" / "y.json", rows=[1])
-    stored = json.loads((tmp_path / "x" / "y.json").read_text())
-    assert stored["rows"] == [1] and {"date", "commit", "versions", "cpu", "threads"} <= set(stored)
+def test_nobody_in_turn():
+    assert in_turn({}, float, 3) == {}
 
 
-def test_a_part_keeps_the_others_and_its_own_circumstances(tmp_path, monkeypatch):
-    path = tmp_path / "parts.json"
-    for name, commit in (("speed", "old"), ("error", "old"), ("speed", "new")):
-        monkeypatch.setenv("NUMBA_FLASH_COMMIT", commit)
-        write_part(path, name, rows=[commit])
-    stored = json.loads(path.read_text())
-    assert {name: (part["commit"], part["rows"]) for name, part in stored.items()} == {
-        "speed": ("new", ["new"]), "error": ("old", ["old"])}
+def test_in_turn_warms_up_as_it_is_told():
+    warmed = []
+    assert in_turn({"a": 3}, float, 1, warmed.append) == {"a": 3} and warmed == [3]
 
 
-def test_a_part_may_go_nowhere():
-    write_part(os.devnull, "speed", rows=[1])
-
-
-@pytest.mark.parametrize("seconds, repeats", [(1.0, 3), (1e-3, 10), (1e-6, 50)])
-def test_batches_are_long_enough(seconds, repeats, monkeypatch):
-    done = []
-    monkeypatch.setattr(measure, "event_seconds", lambda call, repeats: done.append(repeats) or seconds)
-    assert measure.batch_seconds(lambda: done.append("ahead")) == seconds and done == [2, "ahead", repeats]
-
-
-def test_tables_show_small_figures(capsys):
-    table([{"a": 1.0, "b": 0.00216}, {"a": 10}], ["a", "b"])
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
-        ["a", "b"], ["1.00", "2.16e-03"], ["10"]]
+@pytest.mark.parametrize("seconds, done", [(0.04, [1, "ahead", 3]), (1e-3, [1, "ahead", 10]), (1e-6, [1, "ahead", 50]),
+                                           (0.2, [1])])
+def test_batches_are_long_enough(seconds, done, monkeypatch):
+    calls = []
+    monkeypatch.setattr(measure, "event_seconds", lambda call, repeats=1: calls.append(repeats) or seconds)
+    assert measure.batch_seconds(lambda: calls.append("ahead")) == seconds and calls == done

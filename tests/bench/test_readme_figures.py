@@ -1,12 +1,15 @@
-"""The figures of the README and of the syllabus are those of the stored results."""
+"""The figures of the README and of the course are those of the stored results."""
 
 import re
 
 import numpy as np
 import pytest
 
-from bench.readme import (BATCH, D, HEADS, HOPPER_PARTS, N, ROOT, SYLLABUS, figures, hopper_figures, main, pages,
-                          tile_rows)
+from bench import readme
+from bench.course import rungs_16_bit
+from bench.readme import BACKWARD, COURSE, FORWARD, LATENCY, figures, main, pages
+from bench.traffic import BATCH, D, HEADS, N, tile_rows
+from bench.words import ROOT
 from numba_flash.cuda import SIMULATOR
 from numba_flash.cuda.config import choose
 from numba_flash.describe import describe
@@ -26,34 +29,46 @@ PARTS = {
                 "| alibi | full | 4096 | 500 | 0.80 | 400 | 1.25 | | softcap | full | 4096 | 300 | 0.50 | - | - |"),
     "matmul": ({"size": 8192, "rows": [{"d": d, "n": 16384, "mask": "full", "matmul TFLOP/s": 780.0, "share": share}
                                        for d, share in ((128, 0.8), (256, 0.95))]}, "80% of that for d 128 and 95%"),
-    "error": ({"rows": [{"q factor": factor, "hopper error": 2e-3, "cudnn error": 2e-3, "hopper / cudnn": ratio}
+    "error": ({"rows": [{"q factor": factor, "hopper error": ratio * 2e-3, "cudnn error": 2e-3}
                         for factor, ratio in ((1, 0.9), (6, 1.1))]}, "0.900 to 1.100 times cuDNN's"),
-    "host": ({"rows": [{"call": "numba_flash auto", "us": 60.0}, {"call": "numba_flash hopper", "us": 50.0},
-                       {"call": "torch cudnn", "us": 40.0}]}, "PyTorch's for 40 µs by cuDNN"),
+    "deterministic": ({"rows": [{"d": 64, "mask": "full", "n": 4096, "torch flash TFLOP/s": 250.0,
+                                 "hopper deterministic not measured": "its bits don't repeat"}]},
+                      "Not measured: hopper deterministic (its bits don't repeat)."),
+    "float16": ({"rows": [{"direction": "forward", "shape": "1, 1, 128, 64", "auto us": 60.0, "cudnn us": 40.0}]},
+                "A float16 call at (1, 1, 128, 64) keeps the host busy for so many µs (NVIDIA H200, 2026-01-02): "
+                "forward auto 60, cuDNN 40."),
+    "float32": ({"rows": [{"direction": "backward", "shape": "1, 1, 128, 64", "flash2 us": 70.4}]},
+                "backward flash2 70."),
+    "device": ({"rows": [{"direction": "forward", "shape": "1, 8, 512, 64", "hopper us": 11.25,
+                          "torch flash not measured": "none"}]}, "| forward | 1, 8, 512, 64 | 11.2 |"),
+    "cpu": ({"rows": [{"direction": "backward", "shape": "1, 8, 128, 64", "auto us": 99.6}]},
+            "| backward | 1, 8, 128, 64 | 100 |"),
+    "decode": ({"ceiling": {"bfloat16": 4300.0}, "rows": [{"batch": 1, "heads": 32, "kv_heads": 8, "n": 8192, "d": 128,
+                                                           "auto GB/s": 999.6}]}, "| 1, 32, 8, 8192, 128 | 1000 |"),
     "compile": ({"rows": [{"cache": cache, "import s": 1.0, "first call s": taken}
                           for cache, taken in (("empty", 3.5), ("filled", 0.02), ("empty", 4.5))]},
                 "3.5 to 4.5 s more than a later one, 0.02 s once"),
-    "memory": ({"rows": [{"n": 16384, "bytes": 0}]}, "takes no bytes"),
 }
 
 
-def words_of(names):
+def words_of(words, names):
     """The figures of some parts, without their line breaks."""
-    text = hopper_figures({name: {**WHERE, **PARTS[name][0]} for name in names})
-    assert max(map(len, text.splitlines())) <= 120
+    text = "\n".join(readme.of_parts(words, {name: {**WHERE, **PARTS[name][0]} for name in names}))
+    assert max(map(len, (line for line in text.splitlines() if not line.startswith("|")))) <= 120
     return " ".join(text.split())
 
 
 def test_the_readme_has_the_stored_figures():
-    assert figures() in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert figures() in (ROOT / "README.md").read_text(encoding="utf-8"), "run python -m bench readme"
 
 
-@pytest.mark.parametrize("number", range(len(pages()[SYLLABUS])))
-def test_the_syllabus_has_the_stored_figures(number):
-    assert pages()[SYLLABUS][number] in (ROOT / SYLLABUS).read_text(encoding="utf-8"), "run python -m bench readme"
+@pytest.mark.parametrize("number", range(len(pages()[COURSE])))
+def test_the_course_has_the_stored_figures(number):
+    assert pages()[COURSE][number] in (ROOT / COURSE).read_text(encoding="utf-8"), "run python -m bench readme"
 
 
-def test_main_puts_figures_back(tmp_path):
+def test_main_puts_figures_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(readme.charts, "main", lambda root: None)
     for page, blocks in pages().items():
         text = stored = (ROOT / page).read_text(encoding="utf-8")
         for block in blocks:
@@ -67,27 +82,35 @@ def test_main_puts_figures_back(tmp_path):
                for page in pages())
 
 
-def test_the_syllabus_shows_all_pictures_and_names_files_that_exist():
-    links = set(re.findall(r"\]\(([^)#]+)", (ROOT / SYLLABUS).read_text(encoding="utf-8")))
-    folder = (ROOT / SYLLABUS).parent
+def test_the_course_shows_all_pictures_and_names_files_that_exist():
+    links = set(re.findall(r"\]\(([^)#]+)", (ROOT / COURSE).read_text(encoding="utf-8")))
+    folder = (ROOT / COURSE).parent
     assert all((folder / link).exists() for link in links)
     assert {folder / link for link in links if link.endswith(".svg")} == set((folder / "pictures").iterdir())
 
 
+def test_the_readme_shows_charts_that_exist():
+    links = re.findall(r"!\[[^]]*\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert links and all((ROOT / link).exists() for link in links)
+
+
 @pytest.mark.skipif(SIMULATOR, reason="the simulator has tile shapes of its own")
 @pytest.mark.parametrize("kernel", ["forward", "dkdv", "dq", "flash1_forward", "flash1_backward"])
-def test_the_syllabus_counts_with_the_shapes_that_an_h200_gets(kernel):
+def test_the_course_counts_with_the_shapes_that_an_h200_gets(kernel):
     q = np.broadcast_to(np.float32(0), (BATCH, HEADS, N, D))
     tile = choose(kernel, describe("attention", q, q, q).problem, 227 * 1024).tile
     assert tile_rows(kernel) == (tile.block_m, tile.block_n)
 
 
-@pytest.mark.parametrize("name", HOPPER_PARTS)
-def test_a_part_of_hopper_is_mentioned_if_it_was_measured(name):
-    words = PARTS[name][1]
-    assert words in words_of([name]) and "2026-01-02" in words_of([name])
-    assert words in words_of(PARTS)
-    assert words not in words_of([other for other in PARTS if other != name])
+CASES = [(words, name) for words in (FORWARD, BACKWARD, LATENCY) for name in words]
+
+
+@pytest.mark.parametrize("words, name", CASES, ids=[name for _, name in CASES])
+def test_a_part_is_mentioned_if_it_was_measured(words, name):
+    expected = PARTS[name][1]
+    assert expected in words_of(words, [name]) and "2026-01-02" in words_of(words, [name])
+    assert expected in words_of(words, words)
+    assert expected not in words_of(words, [other for other in words if other != name])
 
 
 def test_a_peer_that_was_not_there_leaves_dashes():
@@ -95,5 +118,48 @@ def test_a_peer_that_was_not_there_leaves_dashes():
     for name in ("speed", "gqa", "options"):
         rows = [{key: x for key, x in row.items() if "cudnn" not in key and "flex" not in key}
                 for row in PARTS[name][0]["rows"]]
-        text = hopper_figures({name: {**where, "rows": rows, "geometric mean": {}}})
+        text = FORWARD[name]({**where, "rows": rows, "geometric mean": {}})
         assert "(not there)" in text and "mean" not in text
+
+
+def test_the_course_shows_mma_once_it_was_measured():
+    forward = {"speed": {"rows": [{"dtype": "bfloat16", "n": N, "d": D, "mask": "full", "hopper TFLOP/s": 500.0}]}}
+    row = {"direction": "forward", "n": N, "d": D, "mask": "full"}
+    assert "mma" not in rungs_16_bit(forward, None)
+    assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | 222.0 |" in rungs_16_bit(
+        forward, {"rows": [{**row, "mma TFLOP/s": 222.0}]})
+    assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | - |" in rungs_16_bit(forward, {"rows": [row]})
+
+
+def test_what_nobody_measured_yet_has_no_section(monkeypatch):
+    kept = {name: readme.read(name) for name in ("cpu", "ladder")}
+    monkeypatch.setattr(readme, "read", lambda name: kept.get(name, {}))
+    titles = [line for line in figures().splitlines() if line.startswith("### ")]
+    assert titles == ["### On a CPU, float32", *(f"### On a GPU, {dtype}" for dtype in kept["ladder"])]
+
+
+def test_mma_stands_in_where_hopper_has_no_kernel():
+    rows = [{"dtype": "bfloat16", "d": 256, "n": 1024, "mask": "full", "mma TFLOP/s": 250.0, "mma / cudnn": 0.5,
+             "hopper not measured": "no kernel"}]
+    assert "| bfloat16 | 256 | full | 250 (0.50) mma |" in BACKWARD["speed"]({**WHERE, "rows": rows})
+
+
+def test_bytes_and_training():
+    row = {"direction": "forward", "engine": "flash2", "predicted GB read": 8.72, "GB read": 1.0,
+           "counted / predicted": 0.13}
+    text = readme.traffic({**WHERE, "rows": [row], "sizes": {"batch": 4, "heads": 32, "n": 4096, "d": 64}}, "float32")
+    assert "| forward | flash2 | 8.7 | - | 1.0 | - | - | - | 0.13 |" in text
+    rows = [{"engine": "standard", "attention in": "float32", "tokens/s": 1234.4, "of the first": 1.0},
+            {"engine": "hopper", "attention in": "float32", "not measured": "no float32"}]
+    text = readme.train({**WHERE, "rows": rows, "settings": {"context": 2048}}, "gpu")
+    assert "| standard | float32 | 1234 | 1.00 |\n| hopper | float32 | - | - |" in text and "context 2048" in text
+
+
+def test_rungs_and_memory_show_whoever_was_measured():
+    rows = [{"direction": "forward", "d": 64, "n": 4096, "mask": "full", "mma TFLOP/s": 99.96,
+             "mma / torch efficient": 2.0, "jax xla not measured": "JAX is not installed"}]
+    text = readme.ladder({**WHERE, "rows": rows}, "bfloat16")
+    assert "| forward | 64 | full | 100.0 | 2.00 |" in text and "Not measured: JAX (JAX is not installed)." in text
+    rows = [{"n": 8, "mma both MiB": 1.0, "x not measured": "y", "cudnn not measured": "y"}]
+    text = readme.memory({**WHERE, "heads": 4, "d": 64, "rows": rows}, "float32")
+    assert "|  |  | n 8 |\n| --- | --- | --- |\n| mma | both | 1.0 |" in text and "Not measured: x, cuDNN (y)." in text

@@ -1,0 +1,87 @@
+"""The figures of the course, ``numba_flash/cuda/README.md``, made from the results and from `reference.traffic`."""
+
+from reference import traffic
+
+from .measure import flops
+from .traffic import BATCH, HEADS, D, N, predicted, query_rows
+from .words import cell, markdown, read
+
+
+def moved(count, backward=False):
+    """Bytes of one head as cells: GB read and written by all heads, and how many operations there are for a byte."""
+    read_gb, written_gb = (BATCH * HEADS * x * 1e-9 for x in count)
+    per_byte = flops(BATCH, HEADS, N, N, D, backward=backward) * 1e-9 / (read_gb + written_gb)
+    return f"{read_gb:.1f}", f"{written_gb:.1f}", f"{per_byte:.0f}"
+
+
+def tflops(rows, name, **case):
+    """Measured TFLOP/s of the example in one of a result's rows."""
+    case = {"n": N, "d": D, "mask": "full", **case}
+    return next(cell(row, f"{name} TFLOP/s", 1) for row in rows if case.items() <= row.items())
+
+
+COUNTS = "GB read", "GB written", "operations per byte", "TFLOP/s"
+
+
+def rungs_float32(ladder, memory, *names):
+    """Forward passes in float32, and the memory that they take for the heads that it was measured with."""
+    extra = next(row for row in memory["rows"] if row["n"] == N)
+    rows = [(name, *moved(predicted(name)), tflops(ladder["rows"], name, direction="forward"),
+             f"{extra[f'{name} forward MiB']:.1f}") for name in names]
+    return markdown(("forward, float32", *COUNTS, f"extra MiB for {memory['heads']} heads"), rows)
+
+
+def circumstances(ladder, forward):
+    """On what all was measured, and when."""
+    parts = {"float32": ladder, "bfloat16": forward["speed"], "bfloat16, matrix product": forward["matmul"]}
+    return "\n".join(f"- {what}: {part['gpu'].split(',')[0]}, {part['date']}" for what, part in parts.items())
+
+
+def rungs_16_bit(forward, ladder):
+    """The kernels on tensor cores, and what their bytes would be with the query tiles of flash2."""
+    def row(words, block_m, measured):
+        count = traffic.flash_attention_2_traffic(N, N, D, block_m=block_m, block_n=1, itemsize=2)
+        return words.format(block_m), *moved(count), measured
+
+    tiles = query_rows()
+    rows = [row("with query tiles of {} rows, as in flash2", tiles["flash2"], "-")]
+    if ladder:
+        rows.append(row("mma, query tiles of {} rows", tiles["mma"],
+                        tflops(ladder["rows"], "mma", direction="forward")))
+    rows.append(row("hopper, query tiles of {} rows", tiles["hopper"],
+                    tflops(forward["speed"]["rows"], "hopper", dtype="bfloat16")))
+    return markdown(("forward, bfloat16", *COUNTS), rows)
+
+
+def rungs_backward(ladder):
+    """Backward passes in float32."""
+    counts = {name: predicted(name, "backward") for name in ("standard", "flash1", "flash2")}
+    return markdown(("backward, float32", *COUNTS), [
+        (name, *(moved(count, True) if count else ("-",) * 3), tflops(ladder["rows"], name, direction="backward"))
+        for name, count in counts.items()])
+
+
+def ceiling(ladder, forward):
+    """How far the last rungs are from what the machine does without softmax, and from others' kernels."""
+    part, peer = forward["matmul"], "torch efficient"
+    product = [(row["d"], f"{row['hopper TFLOP/s']:.0f}", f"{row['matmul TFLOP/s']:.0f}", f"{row['share']:.1%}")
+               for row in part["rows"]]
+    peers = []
+    for row in ladder["rows"]:
+        if row["mask"] == "full":
+            ours, theirs = row["flash2 TFLOP/s"], row[f"{peer} TFLOP/s"]
+            peers.append((row["direction"], row["d"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.0%}"))
+    return (markdown((f"bfloat16, n {part['rows'][0]['n']}, d", "hopper TFLOP/s",
+                      f"product of {part['size']} x {part['size']}", "share"), product) + "\n\n"
+            + markdown((f"float32, n {N}", "d", "flash2 TFLOP/s", "PyTorch", "share"), peers))
+
+
+def syllabus():
+    """The figures of the course, by name."""
+    rungs, memory, forward = read("ladder"), read("memory")["float32"], read("forward")
+    ladder = rungs["float32"]
+    return {"circumstances": circumstances(ladder, forward), "standard": rungs_float32(ladder, memory, "standard"),
+            "flash1": rungs_float32(ladder, memory, "standard", "flash1"),
+            "flash2": rungs_float32(ladder, memory, "flash1", "flash2"),
+            "hopper": rungs_16_bit(forward, rungs.get("bfloat16")),
+            "backward": rungs_backward(ladder), "ceiling": ceiling(ladder, forward)}

@@ -1,0 +1,56 @@
+"""How stored figures are read and put into words and tables."""
+
+import json
+from pathlib import Path
+from textwrap import fill
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path("bench", "results")
+
+
+def read(name):
+    """The parts of a stored result, by name; none if nothing was stored."""
+    path = ROOT / RESULTS / f"{name}.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def markdown(header, rows):
+    """A Markdown table."""
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in (header, ["---"] * len(header), *rows))
+
+
+def cell(row, name, digits, factor=1):
+    """A figure, or a dash for what was not measured."""
+    return f"{row[name] * factor:.{digits}f}" if name in row else "-"
+
+
+def names(rows, unit):
+    """Whose figures of a unit the rows have, in order."""
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return [key.removesuffix(f" {unit}") for key in keys if key.endswith(f" {unit}")]
+
+
+def paragraph(*sentences):
+    """Words in lines of the README's width."""
+    return fill(" ".join(filter(None, sentences)), 120, break_on_hyphens=False, break_long_words=False) + "\n"
+
+
+def span(values, digits):
+    """The smallest and the largest, or the one."""
+    return " to ".join(dict.fromkeys(f"{x:.{digits}f}" for x in (min(values), max(values))))
+
+
+def where(part):
+    """On what GPU, or on what CPU, and when."""
+    machine = part["gpu"].split(",")[0] if "gpu" in part else f"{part['threads']} cores of {part['cpu']}"
+    return f"{machine}, {part['date']}"
+
+
+def torch(part):
+    """PyTorch with its version."""
+    return f"PyTorch {part['versions'].get('torch', '(not there)')}"
+
+
+def cudnn(part):
+    """cuDNN, with versions."""
+    return f"cuDNN {part['cudnn']} through {torch(part)}" if "cudnn" in part else "cuDNN (not there)"
