@@ -30,13 +30,12 @@ from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, uniform
 from ..ptx.assembly import float32, int32, uint64
 from ..ptx.barriers import barrier_arrive, barrier_sync
-from ..ptx.copies import (BOX_ROW, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
+from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
                           store_shared_float, swizzled, wait_rows)
 from ..ptx.fragments import (columnwise, first_column, first_row, make_add_rows, make_filled, make_load_words,
                              make_pack16, make_part, make_rows_down, make_store_packed, make_unpack16, store_rows,
                              store_words)
 from ..ptx.mma import make_warp_product
-from ..ptx.wgmma import Operand
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide

@@ -27,10 +27,9 @@ from ...scores import seen_keys, shared_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, uniform
 from ..ptx.assembly import float32, int32, uint64
-from ..ptx.copies import BOX_ROW, commit_rows, copied_by, make_copy_rows, shared_memory, wait_rows
+from ..ptx.copies import BOX_ROW, Operand, commit_rows, copied_by, make_copy_rows, shared_memory, wait_rows
 from ..ptx.fragments import make_filled, make_pack16
 from ..ptx.mma import make_warp_product
-from ..ptx.wgmma import Operand
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores.schedule import divide, tile_place
 from ..tensor_cores.softmax import scaled

@@ -12,6 +12,7 @@ All boxes here are 64 columns of 16 bits, 128 bytes, wide. In shared memory they
 unit u of row r lies at unit ``u ^ (r % 8)``, so that reads down a column touch all banks.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from llvmlite import ir
@@ -25,6 +26,22 @@ from .assembly import emit, float32, instruction, int32, int64, pack, registers,
 BOX_ROW, BOX_COLUMNS = 128, 64  # bytes, and numbers of 16 bits
 SWIZZLE_ALIGNMENT = 1024        # bytes: 8 rows of 128, after which the swizzle repeats
 SHARED_SPACE = 3                # number of the address space in NVVM
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A 16-bit matrix in shared memory that a product reads: boxes of 64 swizzled columns that lie behind one another.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of a box.
+    depth_down : bool
+        Whether the product sums down its rows (V in P V), or along them (Q and K in Q Kᵀ).
+    """
+
+    rows: int
+    depth_down: bool
 
 
 class TensorMapType(types.Type):

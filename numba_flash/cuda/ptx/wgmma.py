@@ -14,24 +14,18 @@ from llvmlite import ir
 from numba.cuda.typing import signature as numba_signature
 
 from ...problem import FLOAT16
+from . import copies
 from .assembly import emit, float32, pack, registers, uint32, unpack, with_arity
+from .copies import BOX_ROW
 
 DEPTH = 16                      # of one instruction, for 16-bit operands
 SWIZZLE_128 = 1 << 30           # in the upper half of a descriptor
-BOX_ROW = 128                   # bytes: 64 columns of 16 bits
 EIGHT_ROWS = 8 * BOX_ROW
 
 
 @dataclass(frozen=True)
-class Operand:
-    """A 16-bit matrix in shared memory, as boxes of 64 swizzled columns that lie behind one another.
-
-    Attributes
-    ----------
-    rows : int
-        Rows of a box.
-    depth_down : bool
-        Whether the product sums down its rows (V in P V), or along them (Q and K in Q Kᵀ).
+class Operand(copies.Operand):
+    """`copies.Operand`, with its descriptors.
 
     Notes
     -----
@@ -39,9 +33,6 @@ class Operand:
     bits, all lengths in units of 16 bytes: the address (from bit 0), two strides (from bits 16 and 32), and the
     swizzle. The second stride is that of eight rows. The first is used if the depth runs down: from box to box.
     """
-
-    rows: int
-    depth_down: bool
 
     @property
     def upper(self):

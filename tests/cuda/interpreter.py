@@ -1,0 +1,335 @@
+"""Runs a kernel's PTX without a GPU: a warp at a time, its 32 lanes as NumPy arrays.
+
+It knows the instructions that the kernels of `mma` are made of. Of what a GPU leaves open it takes the worst: shared
+memory starts as NaN, copies arrive when they are waited for and not before (or, with ``early``, at once), and which
+warp goes on is drawn by lot. A misaligned access, one out of bounds, a barrier in a warp that has gone apart and a
+deadlock are errors.
+
+Registers are bit patterns; an instruction's type says how they are read.
+"""
+
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import ml_dtypes
+import numpy as np
+
+LANE = np.arange(32)
+ROW, PAIR = LANE // 4, 2 * (LANE % 4)       # of a fragment: "Matrix Fragments for mma.m16n8k16" in the ISA
+TYPES = {"pred": bool, **{name: np.dtype(type_) for name, type_ in (
+             ("f32", np.float32), ("f16", np.float16), ("bf16", ml_dtypes.bfloat16))},
+         **{f"{kind}{8 * size}": np.dtype(f"{'i' if kind == 's' else 'u'}{size}")
+            for kind in "bus" for size in (2, 4, 8)}}
+COMPARE = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
+           "ne": np.not_equal, "neu": np.not_equal, "gtu": lambda x, y: ~(x <= y), "ltu": lambda x, y: ~(x >= y),
+           "geu": lambda x, y: ~(x < y), "leu": lambda x, y: ~(x > y),
+           "equ": lambda x, y: (x == y) | np.isnan(x) | np.isnan(y)}
+BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwise_and, "or": np.bitwise_or,
+          "xor": np.bitwise_xor, "min": np.fmin, "max": np.fmax,
+          "shl": lambda x, n: np.left_shift(x, n.astype(x.dtype)),
+          "shr": lambda x, n: np.right_shift(x, n.astype(x.dtype)),
+          "div": lambda x, y: x / y if x.dtype == np.float32 else x // np.where(y == 0, 1, y).astype(y.dtype),
+          "rem": lambda x, y: x % np.where(y == 0, 1, y).astype(y.dtype)}
+UNARY = {"not": np.invert, "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "lg2": np.log2,
+         "rcp": lambda x: np.float32(1) / x}
+SHARED_START = 1024         # what comes before is the driver's, on a GPU
+
+
+def _statements(body):
+    """Instructions and labels; the braces of operands become < and >, those of scopes go."""
+    text, depth = [""], 0
+    for token in re.split(r"([{};])", body):
+        if token == "{" and text[-1].strip() and not text[-1].strip().endswith(":"):
+            text[-1] += "<"
+            depth += 1
+        elif token == "}" and depth:
+            text[-1] += ">"
+            depth -= 1
+        elif token in "};":
+            text.append("")
+        elif token != "{":
+            text[-1] += token
+    return text
+
+
+@lru_cache(maxsize=None)
+def _constant(name, dtype):
+    """A number in all lanes."""
+    if re.match(r"0[fF]", name):
+        return np.full(32, int(name[2:], 16), np.uint32).view(dtype)
+    if dtype is bool:
+        return np.full(32, bool(int(name)))
+    return np.full(32, int(name, 0) & (1 << 8 * dtype.itemsize) - 1, f"u{dtype.itemsize}").view(dtype)
+
+
+class Kernel:
+    """A program: its parameters' names, its instructions as (opcode, arguments, guard), and where labels point."""
+
+    def __init__(self, ptx):
+        entry = re.sub(r"//[^\n]*", "", ptx[ptx.index(".entry"):])
+        head, body = entry.split("{", 1)
+        self.parameters = re.findall(r"\.param (?:\.\w+ |\d+ )*([\w$]+)", head)
+        self.code, self.labels = [], {}
+        for line in map(str.strip, _statements(body)):
+            while label := re.match(r"(\$?[\w$]+):\s*", line):
+                self.labels[label.group(1)] = len(self.code)
+                line = line[label.end():]
+            if line and not line.startswith("."):
+                self.code.append(self._parse(line))
+        self.code.append((["ret"], [], None))
+
+    @staticmethod
+    def _parse(line):
+        guard = re.match(r"@(!?)(%?[\w.]+)\s+", line)
+        line = line[guard.end():] if guard else line
+        opcode, _, rest = re.sub(r"\s+", " ", line).partition(" ")
+        args = [arg.strip() for arg in re.split(r",(?![^<\[]*[>\]])", rest)] if rest else []
+        return opcode.split("."), args, guard and (guard.group(2), guard.group(1) == "!")
+
+
+class Memory:
+    """Global memory: arrays behind one another."""
+
+    start = 1 << 20
+
+    def __init__(self, size):
+        self.bytes, self.used = np.zeros(size, np.uint8), 0
+
+    def put(self, x):
+        """Copy an array there: its address, and a view of it."""
+        raw = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+        first, self.used = self.used, self.used + -(-raw.size // 256) * 256 + 256
+        self.bytes[first:first + raw.size] = raw
+        return self.start + first, self.bytes[first:first + raw.size].view(x.dtype).reshape(x.shape)
+
+
+@dataclass(eq=False)
+class Warp:
+    """32 lanes, each with its place in the program."""
+
+    block: "Block"
+    number: int
+    registers: dict = field(default_factory=dict)
+    place: np.ndarray = field(default_factory=lambda: np.zeros(32, int))
+    alive: np.ndarray = field(default_factory=lambda: np.ones(32, bool))
+    groups: list = field(default_factory=lambda: [[]])      # copies under way; the last group is open
+    waits: bool = False
+
+    # ---- operands ----------------------------------------------------------------------------------------------------
+
+    def read(self, name, type_):
+        """A register, a special one, or a constant, in all lanes."""
+        x, dtype = self.registers.get(name), TYPES[type_]
+        if x is None:
+            special = {"%tid.x": self.number * 32 + LANE, "%laneid": LANE, "%ctaid.x": self.block.index,
+                       "%nctaid.x": self.block.grid, "dynamic_shared_memory": SHARED_START}
+            if name in special:
+                return np.broadcast_to(special[name], 32).astype(dtype)
+            if name[0] != "%":
+                return _constant(name, dtype)
+            x = np.full(32, 0x7fc0dead, np.uint64 if "rd" in name else np.uint32)       # a NaN
+        if dtype is bool or x.dtype.itemsize == dtype.itemsize:
+            return x.view(dtype)
+        return x.astype(f"u{dtype.itemsize}").view(dtype)
+
+    def write(self, name, x, lanes):
+        x = np.ascontiguousarray(x)
+        x = x if x.dtype == bool else x.view(f"u{x.itemsize}")
+        if name != "_":
+            self.registers[name] = x if lanes.all() else np.where(lanes, x, self.registers.get(name, x))
+
+    @staticmethod
+    def names(arg):
+        return [name.strip() for name in arg.strip("<>").split(",")]
+
+    def memory(self, opcode, arg, lanes, size):
+        """Memory of an operand in brackets, in units of `size` bytes, and the lanes' places there."""
+        terms = arg.strip("[] ").split("+")
+        at = sum(self.read(term.strip(), "s64") for term in terms)
+        memory, start = (self.block.shared, 0) if "shared" in opcode else (self.block.memory.bytes, Memory.start)
+        at = np.where(lanes, at - start, 0)
+        assert not (at % size).any(), "misaligned"
+        assert (at >= 0).all() and (at + size <= memory.size).all(), "out of bounds"
+        return memory, at
+
+    # ---- instructions ------------------------------------------------------------------------------------------------
+
+    def run(self):
+        """Go on until a barrier or the end."""
+        while self.alive.any():
+            place = self.place[self.alive].min()            # who is behind goes first: so all meet again
+            here = self.alive & (self.place == place)
+            opcode, args, guard = self.block.kernel.code[place]
+            lanes = here & (self.registers[guard[0]] ^ guard[1]) if guard else here
+            self.place[here] += 1
+            if opcode[0] == "bra":
+                self.place[lanes] = self.block.kernel.labels[args[0]]
+            elif opcode[0] == "ret":
+                self.alive &= ~lanes
+            elif opcode[:2] == ["bar", "warp"]:
+                assert lanes.all(), "the warp has gone apart"
+            elif opcode[0] == "bar":
+                assert lanes.all(), "the warp has gone apart"
+                everyone = str(32 * len(self.block.warps))
+                number, threads = (int(self.read(arg, "u32")[0]) for arg in (*args, everyone)[:2])
+                if not self.block.arrive(number, threads, self if opcode[1] == "sync" else None):
+                    return
+            elif lanes.any():
+                getattr(self, "_" + opcode[0], self._arithmetic)(opcode, args, lanes)
+
+    def _arithmetic(self, opcode, args, lanes):
+        name, type_ = opcode[0], opcode[-1]
+        x = [self.read(arg, type_ if opcode[0] not in ("shl", "shr") or n == 0 else "u32")
+             for n, arg in enumerate(args[1:])]
+        if opcode[1] == "wide":
+            x = [y.astype(np.int64) for y in x]
+        if name == "fma":
+            result = (x[0].astype(np.float64) * x[1] + x[2]).astype(np.float32)
+        elif name == "mad":
+            result = x[0] * x[1] + x[2]
+        elif name == "bfi":
+            mask = np.uint32((1 << int(x[3][0])) - 1 << int(x[2][0]))
+            result = x[1].view(np.uint32) & ~mask | x[0].view(np.uint32) << x[2].view(np.uint32) & mask
+        else:
+            result = (BINARY if len(x) == 2 else UNARY)[name](*x)
+        self.write(args[0], result if result.dtype == bool or name == "bfi" else result.astype(x[0].dtype), lanes)
+
+    def _mov(self, opcode, args, lanes):
+        if args[0].startswith("<"):         # halves of a register
+            x = self.read(args[1], "b32")
+            for name, half in zip(self.names(args[0]), (x & np.uint32(0xffff), x >> np.uint32(16))):
+                self.write(name, half, lanes)
+        else:
+            self.write(args[0], self.read(args[1], opcode[-1]), lanes)
+
+    def _cvt(self, opcode, args, lanes):
+        to, of = opcode[-2:]
+        if to.endswith("x2"):
+            high, low = (self.read(arg, "f32").astype(TYPES[to[:-2]]).view(np.uint16).astype(np.uint32)
+                         for arg in args[1:])
+            self.write(args[0], high << np.uint32(16) | low, lanes)
+        else:
+            self.write(args[0], self.read(args[1], of).astype(TYPES[to]), lanes)
+
+    def _setp(self, opcode, args, lanes):
+        x = COMPARE[opcode[1]](self.read(args[1], opcode[-1]), self.read(args[2], opcode[-1]))
+        self.write(args[0], x & self.read(args[3], "pred") if opcode[2] == "and" else x, lanes)
+
+    def _selp(self, opcode, args, lanes):
+        self.write(args[0], np.where(self.read(args[3], "pred"), *(self.read(arg, opcode[-1]) for arg in args[1:3])),
+                   lanes)
+
+    def _shfl(self, opcode, args, lanes):
+        assert lanes.all()
+        self.write(args[0], self.read(args[1], "b32")[LANE ^ self.read(args[2], "b32")], lanes)
+
+    def _redux(self, opcode, args, lanes):
+        assert lanes.all()
+        self.write(args[0], np.full(32, np.bitwise_or.reduce(self.read(args[1], "b32"))), lanes)
+
+    def _ld(self, opcode, args, lanes):
+        if opcode[1] == "param":
+            self.write(args[0], np.full(32, self.block.arguments[args[1].strip("[] ")]), lanes)
+            return
+        names = self.names(args[0])
+        memory, at = self.memory(opcode, args[1], lanes, 4 * len(names))
+        for word, name in enumerate(names):
+            self.write(name, memory.view(np.uint32)[at // 4 + word], lanes)
+
+    def _st(self, opcode, args, lanes):
+        names = self.names(args[1])
+        memory, at = self.memory(opcode, args[0], lanes, 4 * len(names))
+        for word, name in enumerate(names):
+            memory.view(np.uint32)[at[lanes] // 4 + word] = self.read(name, "b32")[lanes]
+
+    def _red(self, opcode, args, lanes):
+        names = self.names(args[1])
+        memory, at = self.memory(opcode, args[0], lanes, 4 * len(names))
+        for word, name in enumerate(names):
+            np.add.at(memory.view(np.float32), at[lanes] // 4 + word, self.read(name, "f32")[lanes])
+
+    def _cp(self, opcode, args, lanes):
+        if "commit_group" in opcode:
+            self.groups.append([])
+        elif "wait_group" in opcode:
+            while len(self.groups) - 1 > int(args[0]):
+                for copy in self.groups.pop(0):
+                    self._copy(*copy)
+        else:
+            copy = args, lanes, *(self.read(arg.strip("[]").split("+")[0].strip(), "s64") for arg in args[:2]), \
+                self.read(args[3], "s32")
+            self._copy(*copy) if self.block.early else self.groups[-1].append(copy)
+
+    def _copy(self, args, lanes, target, source, sizes):
+        target, source = (at + sum(int(term) for term in arg.strip("[]").split("+")[1:])
+                          for at, arg in ((target, args[0]), (source, args[1])))
+        memory, shared = self.block.memory.bytes, self.block.shared
+        for to, of, size in zip(target[lanes], source[lanes] - Memory.start, sizes[lanes]):
+            assert to % 16 == of % 16 == 0 and SHARED_START <= to <= shared.size - 16 and size in (0, 16)
+            assert size == 0 or 0 <= of <= memory.size - 16, "out of bounds"
+            shared[to:to + 16] = memory[of:of + 16] if size else 0
+
+    def _ldmatrix(self, opcode, args, lanes):
+        assert lanes.all()
+        memory, at = self.memory(opcode, args[1], lanes, 16)
+        rows = memory.view(np.uint16)[at[:, None] // 2 + np.arange(8)]
+        for n, name in enumerate(self.names(args[0])):
+            matrix = rows[8 * n:8 * n + 8].T if "trans" in opcode else rows[8 * n:8 * n + 8]
+            low, high = (matrix[ROW, PAIR + e].astype(np.uint32) for e in range(2))
+            self.write(name, low | high << np.uint32(16), lanes)
+
+    def _mma(self, opcode, args, lanes):
+        assert lanes.all()
+        d, a, b, c = map(self.names, args)
+        matrices = {size: np.zeros(size, np.float32) for size in ((16, 16), (16, 8))}
+        left, right, total = matrices[16, 16], matrices[16, 8], np.zeros((16, 8), np.float32)
+        for e in range(2):
+            def halves(names):
+                return [self.read(name, "b32").view(TYPES[opcode[-2]])[e::2].astype(np.float32) for name in names]
+
+            (left[ROW, PAIR + e], left[ROW + 8, PAIR + e], left[ROW, PAIR + 8 + e],
+             left[ROW + 8, PAIR + 8 + e]) = halves(a)
+            right[PAIR + e, ROW], right[PAIR + 8 + e, ROW] = halves(b)
+        for e, name in enumerate(c):
+            total[ROW + e // 2 * 8, PAIR + e % 2] = self.read(name, "f32")
+        total += left @ right
+        for e, name in enumerate(d):
+            self.write(name, total[ROW + e // 2 * 8, PAIR + e % 2], lanes)
+
+
+class Block:
+    """One block of a launch."""
+
+    def __init__(self, kernel, arguments, memory, threads, shared_bytes, index, grid, early, rng):
+        self.kernel, self.memory, self.index, self.grid, self.early = kernel, memory, index, grid, early
+        self.arguments = dict(zip(kernel.parameters, arguments, strict=True))
+        self.shared = np.full(SHARED_START + shared_bytes, 255, np.uint8)
+        self.barriers = {}                  # number: threads that have come, warps that wait
+        self.warps = [Warp(self, number) for number in range(threads // 32)]
+        while any(warp.alive.any() for warp in self.warps):
+            ready = [warp for warp in self.warps if warp.alive.any() and not warp.waits]
+            assert ready, f"deadlock: {self.barriers}"
+            ready[rng.integers(len(ready))].run()
+
+    def arrive(self, number, threads, warp):
+        """A warp comes to a barrier, to wait there, or None. Whether it may go on."""
+        come, waiting = self.barriers.get(number, (0, []))
+        come += 32
+        assert come <= threads
+        if come == threads:
+            for other in waiting:
+                other.waits = False
+            come, waiting = 0, []
+        elif warp:
+            warp.waits, waiting = True, [*waiting, warp]
+        self.barriers[number] = come, waiting
+        return warp is None or not warp.waits
+
+
+def launch(kernel, arguments, memory, threads, shared_bytes, grid, early=False, seed=0):
+    """Run all blocks one after the other; `arguments` are integers, one for each parameter of the PTX."""
+    rng = np.random.default_rng(seed)
+    with np.errstate(all="ignore"):
+        for index in rng.permutation(grid):
+            Block(kernel, arguments, memory, threads, shared_bytes, index, grid, early, rng)

@@ -1,0 +1,138 @@
+"""The kernels of `mma`, their PTX interpreted on a machine without a GPU, against the oracle.
+
+Answers must be right whatever the order of warps and copies: see `interpreter`.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
+
+import interpreter
+import ml_dtypes
+import numpy as np
+import pytest
+from helpers import check_answer, problem
+
+from numba_flash.cuda import compile
+from numba_flash.cuda.mma import config
+from numba_flash.cuda.mma.config import BackwardTile, DqTile, Tile
+from numba_flash.cuda.tensor_cores.host import numbers
+from numba_flash.cuda.tensor_cores.spec import Spec
+from numba_flash.describe import describe
+
+pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
+BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+GPUS = {"8.0": ((8, 0), 163), "12.0": ((12, 0), 99), "9.0": ((9, 0), 227)}          # KB of shared memory
+
+
+@lru_cache(maxsize=None)
+def kernel(factory, args, threads, cc):
+    """The kernel to interpret, and the Numba types of its parameters."""
+    function, signature = compile.load_factory(factory)(*args)
+    return interpreter.Kernel(compile.compile_kernel(function, signature, threads, cc)), signature
+
+
+class Run:
+    """One call on one of the GPUs, made up. Arrays are put into its memory by name."""
+
+    def __init__(self, gpu, early, seed, **arrays):
+        (self.cc, limit), self.early, self.seed = GPUS[gpu], early, seed
+        self.limit, self.memory, self.places = limit * 1024, interpreter.Memory(1 << 23), {}
+        for name, x in arrays.items():
+            self.put(name, x)
+
+    def put(self, name, x):
+        """Put an array there, or NaN in its shape; returns what is there."""
+        address, there = self.memory.put(x)
+        # what Numba passes of an array: owner, parent, size, itemsize, address, shape, strides
+        self.places[name] = 0, 0, x.size, x.itemsize, address, *x.shape, *there.strides
+        return there
+
+    def empty(self, name, shape, dtype):
+        return self.put(name, np.full(shape, -1, f"i{dtype.itemsize}").view(dtype))
+
+    def launch(self, factory, args, layout, grid, names, more):
+        """Launch the kernel of a factory with arrays by name (None for those not there), and numbers."""
+        tile = args[0]
+        program, signature = kernel(factory, args, tile.threads, self.cc)
+        flat = []
+        for name in names:
+            flat += self.places.get(name, (0,))
+        for number, type_ in zip(more, signature[len(names):], strict=True):
+            flat.append(np.float32(number).view(np.uint32) if str(type_) == "float32" else np.int64(number))
+        interpreter.launch(program, [x if isinstance(x, np.uint32) else np.int64(x) for x in flat], self.memory,
+                           tile.threads, layout(*args[:2]).total, grid, self.early, self.seed)
+
+
+def both(gpu, do, q, k, v, early=False, seed=0, deterministic=False, **options):
+    """o, lse, dq, dk, dv."""
+    call = describe("attention", q, k, v, **options)
+    p, spec = call.problem, Spec.of(call.problem)
+    given = {name: x for name, x in call.operands._asdict().items() if x is not None}
+    run = Run(gpu, early, seed, do=do, **given)
+    heads = p.batch * p.heads
+
+    tile = config.choose(spec, run.limit)
+    o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape, p.accumulator)
+    run.launch("mma.forward:make_forward", (tile, spec), config.Layout, -(-p.n_q // tile.block_m) * heads,
+               ("q", "k", "v", "o", "lse", "sinks", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
+
+    spec = replace(spec, sinks=False)
+    run.put("delta", (do.astype(np.float32) * o.astype(np.float32)).sum(-1))
+    dk, dv = run.empty("dk", p.k_shape, p.dtype), run.empty("dv", p.v_shape, p.dtype)
+    sums = run.put("sums", np.zeros(p.q_shape, np.float32))
+    inputs, tile = ("q", "k", "v", "do", "lse", "delta"), config.choose_backward(spec, run.limit)
+    run.launch("mma.backward:make_backward", (tile, spec, not deterministic, run.cc >= (9, 0)), config.BackwardLayout,
+               -(-p.n_k // tile.block_n) * p.batch * p.kv_heads,
+               (*inputs, None if deterministic else "sums", "dk", "dv", "alibi_slopes"), (p.group, *numbers(spec, p)))
+    if deterministic:
+        assert not sums.any()
+        tile, dq = config.choose_dq(spec, run.limit), run.empty("dq", p.q_shape, p.dtype)
+        run.launch("mma.backward_dq:make_dq", (tile, spec), config.DqLayout, -(-p.n_q // tile.block_m) * heads,
+                   (*inputs, "dq", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
+    else:
+        dq = (sums * np.float32(p.scale)).astype(p.dtype)
+    return o, lse, dq, dk, dv
+
+
+@pytest.mark.parametrize("gpu, sizes, options", [
+    ("9.0", {"heads": 2, "kv_heads": 1, "n_q": 130, "n_k": 140, "d": 64}, {"causal": True}),
+    ("9.0", {"n_q": 70, "n_k": 40, "d": 64}, {"causal": True, "early": True, "seed": 1}),
+    ("12.0", {"n_q": 65, "n_k": 129, "d": 64, "dtype": FLOAT16}, {"causal": "top_left", "deterministic": True}),
+    ("8.0", {"batch": 2, "n_q": 33, "n_k": 90, "d": 40, "d_v": 48}, {"window": (20, 9), "early": True}),
+    ("9.0", {"heads": 2, "n_q": 70, "n_k": 140, "d": 64}, {"softcap": 2.0, "alibi_slopes": np.float32([.3, -.1])}),
+    ("9.0", {"n_q": 100, "n_k": 70, "d": 64}, {"causal": True, "sinks": np.float32([.3, -np.inf]), "seed": 2}),
+    ("8.0", {"n_q": 1, "n_k": 1, "d": 8}, {"seed": 3}),
+    ("9.0", {"heads": 1, "n_q": 70, "n_k": 130, "d": 128}, {"seed": 4}),
+    ("12.0", {"heads": 1, "n_q": 70, "n_k": 130, "d": 128}, {"causal": True, "deterministic": True}),
+    ("9.0", {"heads": 1, "n_q": 70, "n_k": 70, "d": 128, "d_v": 64}, {"softcap": 2.0, "deterministic": True}),
+    ("9.0", {"heads": 1, "n_q": 70, "n_k": 70, "d": 256, "dtype": FLOAT16}, {"early": True}),
+    ("8.0", {"heads": 1, "n_q": 70, "n_k": 70, "d": 192}, {"causal": True}),
+    ("12.0", {"heads": 1, "n_q": 40, "n_k": 70, "d": 192, "d_v": 256}, {"deterministic": True})], ids=str)
+def test_right_answers(gpu, sizes, options):
+    inputs = problem(**{"dtype": BFLOAT16, **sizes})
+    answer = both(gpu, *inputs, **options)
+    check_answer(answer, *inputs, **{name: x for name, x in options.items()
+                                     if name not in ("early", "seed", "deterministic")})
+
+
+def test_large_scores():
+    """Rows whose exponentials would overflow without the maximum, and tiles that bring new ones."""
+    do, q, k, v = problem(heads=1, n_q=65, n_k=200, d=64, dtype=BFLOAT16)
+    q = (q.astype(np.float32) * 30).astype(BFLOAT16)
+    check_answer(both("9.0", do, q, k, v), do, q, k, v)
+
+
+@pytest.mark.parametrize("table, shape", [
+    ("TILES", Tile(2, 1, 16)), ("BACKWARD_TILES", BackwardTile(2, 2, 1)), ("DQ_TILES", DqTile(2, 1, 32, 2))], ids=str)
+def test_other_shapes(monkeypatch, table, shape):
+    monkeypatch.setattr(config, table, ((256, shape),))
+    inputs = problem(heads=1, n_q=50, n_k=70, d=64, dtype=BFLOAT16)
+    check_answer(both("9.0", *inputs, causal=True, deterministic=table == "DQ_TILES"), *inputs, causal=True)
+
+
+def test_a_missing_barrier_is_seen(monkeypatch):
+    """The test of the test: without its barriers the forward pass reads what isn't there yet."""
+    inputs = problem(heads=1, n_q=65, n_k=200, d=64, dtype=BFLOAT16)
+    monkeypatch.setattr(interpreter.Block, "arrive", lambda *args: True)
+    with pytest.raises(AssertionError):
+        check_answer(both("9.0", *inputs), *inputs)
