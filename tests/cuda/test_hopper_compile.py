@@ -42,29 +42,56 @@ def test_kernel_stays_in_registers(spec):
     assert ptx.count(".param .align 128") == 3, "tensor maps are no longer passed by value"
 
 
+ALL_BACKWARD = {"hook": True, "softcap": True, "alibi": True}
 BACKWARD_SPECS = [
-    *(config.Spec(BFLOAT16, d, d_v, **options) for d in config.BACKWARD_TILES for d_v in config.BACKWARD_TILES
-      for options in ({}, {"hook": True, "alibi": True})),
-    *(config.Spec(FLOAT16, d, d) for d in (16, 48, 96, 128)),
-    *(config.Spec(BFLOAT16, d, d, hook=True) for d in (64, 128)),
+    *(config.Spec(BFLOAT16, d, d_v) for d in config.BACKWARD_TILES for d_v in config.BACKWARD_TILES),
+    *(config.Spec(dtype, d, d, **options) for d in config.BACKWARD_TILES
+      for dtype, options in ((FLOAT16, {"hook": True}), (BFLOAT16, ALL_BACKWARD),
+                             (FLOAT16, {"hook": True, "alibi": True}))),
+    *(config.Spec(FLOAT16, d, d) for d in (16, 48, 80, 96, 144, 192)),
 ]
 
 
-@pytest.mark.parametrize("spec", BACKWARD_SPECS, ids=name)
-def test_backward_kernel_stays_in_registers(spec):
-    from numba_flash.cuda.hopper.backward import make_backward
+def check_backward(spec, ordered):
+    """Compile the kernel for dQ, dK and dV."""
+    from numba_flash.cuda.hopper import backward, backward_wide
 
     tile = config.choose_backward(spec)
     layout = config.BackwardLayout(tile, spec)
-    assert layout.total <= 227 * 1024 and not any(offset % 1024 for offset in layout.offsets[:6])
-    ptx, code = (compile.compile_kernel(*make_backward(tile, spec), tile.threads, config.TARGET, output)
-                 for output in ("ptx", "ltoir"))
+    assert layout.total <= 227 * 1024 and not any(offset % 1024 for offset in layout.offsets[:5])
+    kernel = (backward_wide if tile.wide else backward).make_backward(tile, spec, ordered)
+    ptx, code = (compile.compile_kernel(*kernel, tile.threads, config.TARGET, output) for output in ("ptx", "ltoir"))
     assembled = compile.Assembled.of(*compile.link(code, config.TARGET))
     assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
     assert not re.search(r"\(C\d+\)", assembled.messages), assembled.messages
     s, dp, dv, dk = spec.d // 16, spec.d_v // 16, tile.block_m // 16, tile.block_m // 16
-    assert ptx.count("wgmma.mma_async") == 2 * (s + dp) + dv + dk + 2 * tile.block_n // 16
+    dq = tile.block_n // 16 * (2 if tile.wide else 1)       # of both consumers, if they have code of their own
+    assert ptx.count("wgmma.mma_async") == 2 * (s + dp) + dv + dk + 2 * dq
     assert ".f64" not in ptx and "call." not in ptx
+
+
+@pytest.mark.parametrize("spec", BACKWARD_SPECS, ids=name)
+def test_backward_kernel_stays_in_registers(spec):
+    check_backward(spec, ordered=False)
+
+
+@pytest.mark.parametrize("spec", [config.Spec(BFLOAT16, d, d, **options) for d in config.BACKWARD_TILES
+                                  for options in ({}, ALL_BACKWARD)], ids=name)
+def test_backward_kernel_in_order_stays_in_registers(spec):
+    check_backward(spec, ordered=True)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
+def test_kernels_around_the_backward_kernel(dtype):
+    from numba_flash.cuda.hopper.backward_parts import make_round
+    from numba_flash.cuda.tensor_cores.backward_parts import make_query_numbers
+
+    specs = [config.Spec(dtype, d, d) for d in (16, 64, 96, 192, 256)]
+    for kernel, threads in ([(make_query_numbers(256, lanes, 64, dtype, lanes > 4), 256) for lanes in (1, 8, 32)]
+                            + [(make_round(config.choose_backward(spec), spec), 128) for spec in specs]):
+        assembled = compile.Assembled.of(*compile.link(compile.compile_kernel(*kernel, threads, config.TARGET, "ltoir"),
+                                                       config.TARGET))
+        assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=name)

@@ -193,8 +193,6 @@ def test_gradients_for_all_lengths(engine, dtype, d, n_q, n_k):
 @pytest.mark.parametrize("d, d_v", [(8, 8), (16, 64), (40, 48), (64, 8), (64, 128), (72, 16), (96, 96), (128, 64),
                                     (136, 72), (192, 128), (64, 256), (200, 248), (256, 256)])
 def test_gradients_for_all_head_dims(engine, d, d_v):
-    if engine.kernel == "hopper" and max(d, d_v) > 128:
-        pytest.skip("head dims up to 128")
     engine.check(*problem(n_q=150, n_k=290, d=d, d_v=d_v, dtype=BFLOAT16), causal=True)
 
 
@@ -234,7 +232,6 @@ def test_gradients_of_any_strides(engine):
     engine.check(*odd)
 
 
-@pytest.mark.parametrize("engine", [MMA], ids=str, indirect=True)
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("options", [
     {"softcap": 2.0}, {"softcap": 5.0, "causal": True, "alibi_slopes": np.float32([.5, -.1])}], ids=str)
@@ -242,12 +239,14 @@ def test_gradients_under_a_softcap(engine, d, options):
     engine.check(*problem(n_q=150, n_k=290, d=d, dtype=BFLOAT16), **options)
 
 
-@pytest.mark.parametrize("engine", [MMA], ids=str, indirect=True)
-@pytest.mark.parametrize("d, options", [
-    (64, {"causal": True}), (128, {"window": (70, 9)}), (256, {}), (64, {"softcap": 3.0}),
-    (128, {"alibi_slopes": np.float32([.5, -.1])})], ids=str)
-def test_deterministic_gradients(engine, d, options):
-    do, q, k, v = problem(batch=2, n_q=333, n_k=290, d=d, dtype=BFLOAT16)
+@pytest.mark.parametrize("n_q, n_k, d, options", [
+    (333, 290, 64, {"causal": True}), (333, 290, 128, {"window": (70, 9)}), (333, 290, 256, {}),
+    (333, 290, 64, {"softcap": 3.0}), (333, 290, 128, {"alibi_slopes": np.float32([.5, -.1])}),
+    (205, 553, 64, {"window": (207, 176), "causal": "top_left"}), (30, 400, 256, {"window": (1, 0)}),
+    (394, 528, 128, {"window": (20, 0)}), (900, 900, 64, {"causal": True})], ids=str)
+def test_deterministic_gradients(engine, n_q, n_k, d, options):
+    """The blocks of a head add to dQ in turn, and each must know whose turn it is, under whatever mask."""
+    do, q, k, v = problem(batch=2, n_q=n_q, n_k=n_k, d=d, dtype=BFLOAT16)
     o, lse = engine.attention(q, k, v, **options)
     first, *others = (engine.attention_backward(do, q, k, v, o, lse, deterministic=True, **options) for _ in range(4))
     check_answer((o, lse, *first), do, q, k, v, **options)
@@ -256,10 +255,17 @@ def test_deterministic_gradients(engine, d, options):
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("engine", [HOPPER], ids=str, indirect=True)
-@pytest.mark.parametrize("change, options, words", [
-    ({"d": 136}, {}, "128"), ({}, {"softcap": 2.0}, "softcap"), ({}, {"deterministic": True}, "repeat")])
-def test_gradients_that_it_cannot_do(engine, change, options, words):
-    do, q, k, v = (engine.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
-    with pytest.raises(ValueError, match=words):
-        nf.attention_backward(do, q, k, v, do, do[..., 0].astype(np.float32), kernel=engine.kernel, **options)
+def test_deterministic_gradients_beside_a_busy_stream(engine):
+    """100 runs, while another stream keeps the multiprocessors busy."""
+    import cupy
+
+    do, q, k, v = (engine.put(x) for x in problem(batch=2, heads=4, n_q=1000, d=64, dtype=BFLOAT16))
+    o, lse = nf.attention(q, k, v, causal=True, return_lse=True, kernel=engine.kernel)
+    cupy.cuda.Device().synchronize()
+    other, x = cupy.cuda.Stream(non_blocking=True), cupy.ones((2048, 2048), np.float32)
+    runs = []
+    for _ in range(100):
+        with other:
+            x = x @ x / 2048
+        runs.append(nf.attention_backward(do, q, k, v, o, lse, causal=True, deterministic=True, kernel=engine.kernel))
+    assert all(bool((a.view("u2") == b.view("u2")).all()) for run in runs for a, b in zip(run, runs[0]))
