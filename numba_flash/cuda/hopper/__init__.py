@@ -5,7 +5,9 @@
 ``config``            which tile shape for which head dims, and what lies where in shared memory
 ``tensor_map``        the host's part of TMA: encode where an array's boxes lie
 ``forward``           the kernel of the forward pass
-``backward``          that of the backward pass, which is young: head dims up to 128, no softcap, not deterministic
+``backward``          that of the backward pass for head dims up to 128
+``backward_wide``     that for larger ones
+``backward_parts``    what the two have in common: the producer, dQ in global memory
 ====================  ======================================================================
 
 Arrays that TMA can't address (a base or a stride that is no multiple of 16 bytes, elements of a row that are not
