@@ -9,11 +9,12 @@ computed transposed, keys down and queries across: P^T and dS^T are then where t
 dQ needs both consumers' dS: they leave it in shared memory, and dQ of a step is computed in the next one. Each consumer
 computes a half of it, and adds it to global memory in float32. A step::
 
-    consumer 0    exp, dS   (turn) [dV | dK | dQ of the step before | S, dP of the next]   exp, dS   ...
-    consumer 1                      exp, dS             (turn) [dV | dK | dQ | S, dP]   ...
+    consumer 0    exp, dS   (turn) [dV | dQ of the step before | dK | S, dP of the next]   exp, dS   ...
+    consumer 1                      exp, dS             (turn) [dV | dQ | dK | S, dP]   ...
 
 The turns do two things: one consumer's exponentials run while the other's products do, and who gives the turn says
-"my dS is written, and I have read that of the step before", so that two places for dS are enough.
+"my dS is there, and I have read that of the step before". As dS is stored before the turn comes, while the other may
+still read that of two steps before, there are three places for it.
 
 Query heads that share keys are walked one after another: dK and dV of a group add up in the same registers.
 
@@ -97,6 +98,7 @@ def make_backward(tile, spec, ordered):
             give_registers()
             produce(shared, q_map_address(), k_map_address(), v_map_address(), do_map_address(), numbers, turns, n_q,
                     band, place)
+
         # ---- the consumers -------------------------------------------------------------------------------------------
         else:
             take_registers()
@@ -115,7 +117,8 @@ def make_backward(tile, spec, ordered):
                 dq_k += consumer * block_n * BOX_ROW
             dk, dv = zero_dk(), zero_dv()
             stage, phase, i, h = int32(0), int32(0), int32(i_first), int32(kv_h * group)
-            last_i, last_h, slot, last_slot, add_phase, first = i, h, int32(0), int32(0), int32(0), True
+            last_i, last_h, slot, last_slot = i, h, int32(0), int32(0)
+            add_phase, first = int32(1), True                                       # the first step adds nothing
             slope = slopes[b, h] if alibi else float32(0)
 
             if i < i_stop:
@@ -163,7 +166,6 @@ def make_backward(tile, spec, ordered):
                     dq = wait_all_but_one(dq)
                     if not first:
                         add_dq(shared, dq, sums, consumer, last_i, last_h, b, add_phase)
-                        add_phase = int32(add_phase ^ 1)
                     s = multiply_kq(undefined_s(), own_k, shared + q_tiles + next_stage * q_bytes)
                     dk, dv = wait_all_but_one(dk), wait_all_but_one(dv)
                     if leader:
@@ -173,7 +175,7 @@ def make_backward(tile, spec, ordered):
                     dp = multiply_vdo(undefined_s(), own_v, shared + do_tiles + stage * do_bytes)
                     barrier_arrive(TURN + 1 - consumer, 2 * WARPGROUP)
                     last_slot, slot = slot, int32(slot + 1) if slot < ds_slots - 1 else int32(0)
-                    last_i, last_h, i, h, first = i, h, next_i, next_h, False
+                    last_i, last_h, i, h, add_phase, first = i, h, next_i, next_h, int32(add_phase ^ 1), False
                     if alibi and more:
                         slope = slopes[b, h]
 

@@ -76,6 +76,17 @@ def make_backward(tile, spec, ordered):
                             shared + k_tile + consumer * (dq_columns // BOX * block_n * BOX_ROW))
 
     @device
+    def end_step(shared, sum, dq, sums, consumer, stage, i, h, b, first, add_phase):
+        """Wait for the products, give Q_i and dO_i back, add to dQ of the step before. Returns dV or dK."""
+        sum, dq = wait_all(sum), wait_all(dq)
+        if thread_of_warpgroup() == 0:
+            mbarrier_arrive(shared + q_empty + 8 * stage)
+            mbarrier_arrive(shared + do_empty + 8 * stage)
+        if not first:
+            add_dq(shared, dq, sums, consumer, i, h, b, add_phase)
+        return sum
+
+    @device
     def passed_at(shared):
         """Where this thread leaves P, or finds it."""
         thread = thread_of_warpgroup()
@@ -99,9 +110,8 @@ def make_backward(tile, spec, ordered):
         set_barriers(shared)
         b, kv_h, group, j, i_first, i_stop = place
         consumer = uniform(thread // WARPGROUP - 1)
-        leader = thread & (WARPGROUP - 1) == 0
         stage, phase, i, h = int32(0), int32(0), int32(i_first), int32(kv_h * group)
-        last_i, last_h, slot, add_phase, first = i, h, int32(0), int32(0), True
+        last_i, last_h, slot, add_phase, first = i, h, int32(0), int32(1), True      # the first step adds nothing
 
         if thread < WARPGROUP:
             give_registers()
@@ -136,22 +146,16 @@ def make_backward(tile, spec, ordered):
                     wait_for(shared + do_full + 8 * stage, phase)
                     dv = multiply_pdo(dv, p16, shared + do_tiles + stage * do_bytes)
                     dq = dq_of(shared, slot ^ 1, int32(0))
-                    next_i, next_h, more = following_step(i, h, place)
-                    next_stage, next_phase = following(stage, phase, stages)
-                    if more:
-                        wait_for(shared + q_full + 8 * next_stage, next_phase)
-                    dv, dq = wait_all(dv), wait_all(dq)
-                    if leader:
-                        mbarrier_arrive(shared + q_empty + 8 * stage)
-                        mbarrier_arrive(shared + do_empty + 8 * stage)
-                    if not first:
-                        add_dq(shared, dq, sums, int32(0), last_i, last_h, b, add_phase)
-                        add_phase = int32(add_phase ^ 1)
+                    dv = end_step(shared, dv, dq, sums, int32(0), stage, last_i, last_h, b, first, add_phase)
 
                     # S^T of the next step; after the last one, of nothing that anybody reads
-                    stage, phase = next_stage, next_phase
+                    next_i, next_h, more = following_step(i, h, place)
+                    stage, phase = following(stage, phase, stages)
+                    if more:
+                        wait_for(shared + q_full + 8 * stage, phase)
                     s = multiply_kq(undefined_s(), shared + k_tile, shared + q_tiles + stage * q_bytes)
-                    last_i, last_h, i, h, slot, first = i, h, next_i, next_h, int32(slot ^ 1), False
+                    last_i, last_h, i, h, slot = i, h, next_i, next_h, int32(slot ^ 1)
+                    add_phase, first = int32(add_phase ^ 1), False
 
                 # dQ of the last step
                 s = wait_all(s)
@@ -190,22 +194,16 @@ def make_backward(tile, spec, ordered):
                     # dK += dS^T Q, dQ += dS K of the step before
                     dk = multiply_dsq(dk, ds16, shared + q_tiles + stage * q_bytes)
                     dq = dq_of(shared, slot ^ 1, int32(1))
-                    next_i, next_h, more = following_step(i, h, place)
-                    next_stage, next_phase = following(stage, phase, stages)
-                    if more:
-                        wait_for(shared + do_full + 8 * next_stage, next_phase)
-                    dk, dq = wait_all(dk), wait_all(dq)
-                    if leader:
-                        mbarrier_arrive(shared + q_empty + 8 * stage)
-                        mbarrier_arrive(shared + do_empty + 8 * stage)
-                    if not first:
-                        add_dq(shared, dq, sums, int32(1), last_i, last_h, b, add_phase)
-                        add_phase = int32(add_phase ^ 1)
+                    dk = end_step(shared, dk, dq, sums, int32(1), stage, last_i, last_h, b, first, add_phase)
 
                     # dP^T of the next step; after the last one, of nothing that anybody reads
-                    stage, phase = next_stage, next_phase
+                    next_i, next_h, more = following_step(i, h, place)
+                    stage, phase = following(stage, phase, stages)
+                    if more:
+                        wait_for(shared + do_full + 8 * stage, phase)
                     dp = multiply_vdo(undefined_s(), shared + v_tile, shared + do_tiles + stage * do_bytes)
-                    last_i, last_h, i, h, slot, first = i, h, next_i, next_h, int32(slot ^ 1), False
+                    last_i, last_h, i, h, slot = i, h, next_i, next_h, int32(slot ^ 1)
+                    add_phase, first = int32(add_phase ^ 1), False
 
                 # dQ of the last step
                 dp = wait_all(dp)
