@@ -13,8 +13,6 @@ o and lse come from the same engine's forward pass, which is no part of a call. 
 
 from tqdm import tqdm
 
-from numba_flash import engines
-
 from . import grid, peers
 from .ceilings import products
 from .contest import Inputs, engine
@@ -28,17 +26,13 @@ REPEATABLE = {"hopper": RIVALS["hopper"], "hopper deterministic": engine("hopper
               "torch flash deterministic": peers.sdpa("torch flash", deterministic=True),
               "cudnn deterministic": peers.sdpa("cudnn", deterministic=True)}
 MOST = 3                # rounds: a backward pass takes 2.5 times as long, and all should be over in a minute
+DETERMINISTIC = 64, 128, 256                # head dims
 SHAPES = grid.speed_shapes(between=grid.LENGTHS)
 
 
 def speed(rounds):
     """TFLOP/s at hidden size 2048 and 16384 tokens."""
-    return grid.speed(min(rounds, MOST), SHAPES, rivals_of, backward=True)
-
-
-def rivals_of(d):
-    """The rivals at a head dim; above 128 also `mma`, which does what `hopper` has no backward pass for."""
-    return RIVALS if d <= 128 else {"hopper": RIVALS["hopper"], "mma": engine("mma"), **RIVALS}
+    return grid.speed(min(rounds, MOST), SHAPES, RIVALS, backward=True)
 
 
 def gqa(rounds):
@@ -49,7 +43,7 @@ def gqa(rounds):
 def deterministic(rounds):
     """TFLOP/s of repeatable gradients beside the usual ones."""
     ceilings, rows = products(["bfloat16"]), []
-    for d, n in tqdm([(d, n) for d in (64, 128) for n in (4096, 16384)], desc="deterministic"):
+    for d, n in tqdm([(d, n) for d in DETERMINISTIC for n in (4096, 16384)], desc="deterministic"):
         inputs = Inputs.of("bfloat16", (grid.TOKENS // n, grid.HIDDEN // d, n, d))
         rows += grid.both_masks(inputs, REPEATABLE, min(rounds, MOST), ceilings, backward=True)
     return {"rows": rows, "ceiling": ceilings}
@@ -60,12 +54,11 @@ def options(rounds):
     return grid.options(rounds, OURS | {"cudnn": RIVALS["cudnn"]}, OURS | {"flex": peers.flex}, backward=True)
 
 
-SPEED = [Kernel(dtype, d, name, backward=True) for dtype, d in dict.fromkeys((dtype, d) for dtype, d, _ in SHAPES)
-         for name in rivals_of(d) if name in engines.ON_GPU]
+SPEED = [Kernel(dtype, d, backward=True) for dtype, d in dict.fromkeys((dtype, d) for dtype, d, _ in SHAPES)]
 PLAIN = Kernel("bfloat16", 128, backward=True)
 PARTS = {"speed": Part(speed, kernels=SPEED), "gqa": Part(gqa, kernels=[PLAIN]),
          "deterministic": Part(deterministic, kernels=[
              Kernel("bfloat16", d, backward=True, deterministic=repeatable)
-             for d in (64, 128) for repeatable in (False, True)]),
+             for d in DETERMINISTIC for repeatable in (False, True)]),
          "options": Part(options, slow=True, kernels=[PLAIN, Kernel("bfloat16", 128, softcap=20.0, backward=True),
                                                       Kernel("bfloat16", 128, alibi=True, backward=True)])}

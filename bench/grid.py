@@ -42,12 +42,12 @@ def geometric_means(rows):
     return means
 
 
-def speed(rounds, shapes, rivals_of, backward=False):
-    """Rows at hidden size 2048 and 16384 tokens; `rivals_of` a head dim."""
+def speed(rounds, shapes, rivals, backward=False):
+    """Rows at hidden size 2048 and 16384 tokens."""
     ceilings = products(dtype for dtype, _, _ in shapes)
     rows = [row for dtype, d, n in tqdm(shapes, desc="speed")
-            for row in both_masks(Inputs.of(dtype, (TOKENS // n, HIDDEN // d, n, d)), rivals_of(d), rounds,
-                                  ceilings, backward)]
+            for row in both_masks(Inputs.of(dtype, (TOKENS // n, HIDDEN // d, n, d)), rivals, rounds, ceilings,
+                                  backward)]
     return {"rows": rows, "ceiling": ceilings, "geometric mean": geometric_means(rows)}
 
 

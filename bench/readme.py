@@ -131,13 +131,12 @@ def decode(part):
 # ---- Hopper's tensor cores -------------------------------------------------------------------------------------------
 
 def beside_cudnn(rows, *labels):
-    """A table with a column for each n: TFLOP/s, and in parentheses the share of cuDNN; by `mma` where it had to."""
+    """A table with a column for each n: TFLOP/s, and in parentheses the share of cuDNN."""
     lengths = sorted({row["n"] for row in rows})
     cells = {}
     for row in rows:
-        ours = "mma" if "mma TFLOP/s" in row and "hopper TFLOP/s" not in row else "hopper"
-        key, text = tuple(row[label] for label in labels), cell(row, f"{ours} TFLOP/s", 0)
-        cells.setdefault(key, {})[row["n"]] = f"{text} ({cell(row, f'{ours} / cudnn', 2)})" + " mma" * (ours == "mma")
+        text = f"{cell(row, 'hopper TFLOP/s', 0)} ({cell(row, 'hopper / cudnn', 2)})"
+        cells.setdefault(tuple(row[label] for label in labels), {})[row["n"]] = text
     return markdown((*labels, *(f"n {n}" for n in lengths)),
                     [(*key, *(by_length.get(n, "-") for n in lengths)) for key, by_length in cells.items()]) + "\n"
 

@@ -138,12 +138,6 @@ def test_what_nobody_measured_yet_has_no_section(monkeypatch):
     assert titles == ["### On a CPU, float32", *(f"### On a GPU, {dtype}" for dtype in kept["ladder"])]
 
 
-def test_mma_stands_in_where_hopper_has_no_kernel():
-    rows = [{"dtype": "bfloat16", "d": 256, "n": 1024, "mask": "full", "mma TFLOP/s": 250.0, "mma / cudnn": 0.5,
-             "hopper not measured": "no kernel"}]
-    assert "| bfloat16 | 256 | full | 250 (0.50) mma |" in BACKWARD["speed"]({**WHERE, "rows": rows})
-
-
 def test_bytes_and_training():
     row = {"direction": "forward", "engine": "flash2", "predicted GB read": 8.72, "GB read": 1.0,
            "counted / predicted": 0.13}
