@@ -27,7 +27,7 @@ from math import inf
 
 from ...scores import seeing_queries
 from ..compile import cuda, device
-from ..ptx.arithmetic import lane_number, uniform
+from ..ptx.arithmetic import lane_number, thread_number, uniform
 from ..ptx.assembly import float32, int32, uint64
 from ..ptx.barriers import barrier_arrive, barrier_sync
 from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
@@ -91,7 +91,7 @@ def make_backward(tile, spec, adds_dq, by_two):
     @device
     def load_step(shared, q_array, do_array, b, h, i, stage):
         """Start to load Q_i and dO_i."""
-        thread, left = int32(cuda.threadIdx.x), int32(q_array.shape[2] - i)
+        thread, left = thread_number(), int32(q_array.shape[2] - i)
         copy_q(shared + q_tiles + stage * q_bytes, copied_by(thread, q_array, b, h, i), q_array.strides[2], left,
                int32(q_array.shape[3]), thread)
         copy_do(shared + do_tiles + stage * do_bytes, copied_by(thread, do_array, b, h, i), do_array.strides[2], left,
@@ -101,7 +101,7 @@ def make_backward(tile, spec, adds_dq, by_two):
     @device
     def load_number(lse, delta, b, h, i):
         """This thread's number of lse_i or of delta_i."""
-        thread = int32(cuda.threadIdx.x)
+        thread = thread_number()
         is_lse = thread < block_m
         row = int32(i + thread) if is_lse else int32(i + thread - block_m)
         inside = row < lse.shape[2]
@@ -113,7 +113,7 @@ def make_backward(tile, spec, adds_dq, by_two):
     @device
     def put_number(rows, x):
         """Leave it for all: lse in base 2, and +inf where there is nothing to learn, for exp(s - inf) is 0."""
-        thread = int32(cuda.threadIdx.x)
+        thread = thread_number()
         if thread < block_m:
             x = x * float32(LOG2_E) if x != float32(-inf) else float32(inf)
         if thread < 2 * block_m:
@@ -174,14 +174,14 @@ def make_backward(tile, spec, adds_dq, by_two):
         j_first = int32(tile_n * block_n)
         i_first, i_stop = seeing_queries(j_first, min(j_first + block_n, n_k), band[1], band[2], band[3], n_q)
         i_first, i_stop = int32(i_first // block_m * block_m), int32(i_stop)
-        shared, thread, lane = shared_memory(), int32(cuda.threadIdx.x), lane_number()
+        shared, thread = shared_memory(), int32(cuda.threadIdx.x)
         warp = uniform(thread // WARP)
         pair, role = (warp, int32(0)) if warp < pairs else (int32(warp - pairs), int32(1))
         j = int32(j_first + pair * pair_rows)                               # the pair's first key
         all_first = int32(j + pair_rows - 1 - band[1] - band[3])            # queries that see all of its keys
         all_stop = int32(j - band[1] + band[2] + 1) if j + pair_rows <= n_k else int32(0)
         own_keys = pair * pair_rows * BOX_ROW
-        passed = shared + ds_tile + own_keys + lane * 16
+        passed = shared + ds_tile + own_keys                                # P for the pair's other warp
 
         # load K_j, V_j, and Q_i, dO_i of the first step
         copy_k(shared + k_tile, copied_by(thread, k_array, b, kv_h, j_first), k_array.strides[2], int32(n_k - j_first),
@@ -208,13 +208,15 @@ def make_backward(tile, spec, adds_dq, by_two):
                 # S^T = K Q^T, mask, P^T = exp(S^T - lse)
                 s = multiply_kq(shared + k_tile + own_keys, shared + q_tiles + stage * q_bytes)
                 s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
-                p = probability(s, factor, shared + row_tiles + place * row_bytes + 4 * first_column(lane))
+                p = probability(s, factor, shared + row_tiles + place * row_bytes + 4 * first_column(lane_number()))
                 p16 = pack16(p)
                 if softcap:
+                    lane = lane_number()
                     its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
-                    store_words(pack16(damped(p, float32(0), s, down(float32(its_first)), slope, cap)), passed)
+                    p = damped(p, float32(0), s, down(float32(its_first)), slope, cap)
+                    store_words(pack16(p), passed + lane_number() * 16)
                 else:
-                    store_words(p16, passed)
+                    store_words(p16, passed + lane_number() * 16)
                 barrier_arrive(PAIR + pair, 2 * WARP)
 
                 # dV += P^T dO
@@ -225,7 +227,7 @@ def make_backward(tile, spec, adds_dq, by_two):
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()                 # a block must not end while its copies run
-            store_keys(pack16(dv), dv_array, b, kv_h, int32(j + first_row(lane)))
+            store_keys(pack16(dv), dv_array, b, kv_h, int32(j + first_row(lane_number())))
 
         # ---- dK ------------------------------------------------------------------------------------------------------
         else:
@@ -238,14 +240,14 @@ def make_backward(tile, spec, adds_dq, by_two):
                 # dP^T = V dO^T
                 dp = multiply_vdo(shared + v_tile + own_keys, shared + do_tiles + stage * do_bytes)
                 barrier_sync(PAIR + pair, 2 * WARP)         # or P isn't there yet
-                p = unpack16(load_words(passed))
+                p = unpack16(load_words(passed + lane_number() * 16))
                 cuda.syncwarp()                             # or dS overwrites what other lanes have yet to read
 
                 # dS^T = P^T (dP^T - delta)
-                deltas = shared + row_tiles + place * row_bytes + 4 * (block_m + first_column(lane))
+                deltas = shared + row_tiles + place * row_bytes + 4 * (block_m + first_column(lane_number()))
                 ds16 = pack16(score_gradient(dp, p, deltas))
-                row = int32(pair * pair_rows + first_row(lane))
-                store_packed(ds16, swizzled(shared + ds_tile, row, 0) + 4 * (lane & 3))
+                row = int32(pair * pair_rows + first_row(lane_number()))
+                store_packed(ds16, swizzled(shared + ds_tile, row, 0) + 4 * (lane_number() & 3))
 
                 # dK += dS^T Q
                 dk = multiply_dsq(dk, ds16, shared + q_tiles + stage * q_bytes)
@@ -255,7 +257,7 @@ def make_backward(tile, spec, adds_dq, by_two):
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()
-            store_keys(pack16(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane)))
+            store_keys(pack16(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane_number())))
 
     signature = ((array_type(spec.dtype, 4),) * 4
                  + (real_array(spec.dtype, 3),) * 2 + (real_array(spec.dtype, 4) if adds_dq else none,)

@@ -138,14 +138,18 @@ class BackwardTile:
 
 
 # As TILES. A warp of a pair has parts * d / 2 registers of a thread for dV or dK, and parts * block_m / 2 for S or dP.
-BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 1)),
-                  (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)), (256, BackwardTile(2, 1, 1)))
+# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on.
+BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 2)),
+                  (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)),
+                  (256, BackwardTile(2, 1, 1)))
 
 
 def choose_backward(spec, limit):
     """As `choose`, for the kernel of dK and dV."""
+    size, both = max(spec.d, spec.d_v), spec.softcap and spec.alibi
     return next((tile for largest, tile in BACKWARD_TILES
-                 if max(spec.d, spec.d_v) <= largest and BackwardLayout(tile, spec).total <= limit), None)
+                 if size <= largest and BackwardLayout(tile, spec).total <= limit
+                 and not (both and size > 64 and tile.parts > 1)), None)
 
 
 @dataclass(frozen=True)

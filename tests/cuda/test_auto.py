@@ -1,0 +1,44 @@
+"""Which engine ``kernel="auto"`` takes on which GPU, made up."""
+
+from dataclasses import replace
+
+import pytest
+
+from numba_flash import engines
+from numba_flash.cuda import SIMULATOR
+from numba_flash.problem import BFLOAT16, FLOAT32, Problem
+
+pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
+PLAIN = Problem(1, 2, 2, 64, 64, 64, 64, BFLOAT16, 0.125, 0, 128, 128)
+
+
+@pytest.fixture
+def auto(monkeypatch):
+    """``auto(capability, problem, backward)``: the engine's name."""
+    def auto(capability, problem, backward):
+        for name in engines.ONLY_16_BIT:
+            module = engines.load(name)
+            monkeypatch.setattr(module, "why_no_device", lambda: None)
+            monkeypatch.setattr(module, "capability", lambda: capability)
+        monkeypatch.setattr(engines.load("flash2"), "why_no_kernel", lambda problem, kernels: None)
+        engines._choose.cache_clear()
+        chosen = engines.choose("auto", 0, problem, backward)
+        return next(name for name in engines.ON_GPU if engines.load(name) is chosen)
+
+    yield auto
+    engines._choose.cache_clear()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("capability, name", [((7, 5), "flash2"), ((8, 0), "mma"), ((8, 6), "mma"), ((8, 9), "mma"),
+                                              ((9, 0), "hopper"), ((10, 0), "mma"), ((12, 0), "mma")], ids=str)
+def test_each_gpu_has_its_engine(auto, capability, name, backward):
+    assert auto(capability, PLAIN, backward) == name
+    assert auto(capability, replace(PLAIN, dtype=FLOAT32), backward) == "flash2"
+    assert auto(capability, replace(PLAIN, d=20), backward) == "flash2"
+    assert auto(capability, replace(PLAIN, mask=True), backward) == "flash2"
+
+
+@pytest.mark.parametrize("change", [{"d": 192, "d_v": 192}, {"softcap": 2.0}, {"deterministic": True}], ids=str)
+def test_mma_does_what_hopper_refuses(auto, change):
+    assert auto((9, 0), replace(PLAIN, **change), True) == "mma"
