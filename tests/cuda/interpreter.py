@@ -222,7 +222,10 @@ class Warp:
 
     def _shfl(self, opcode, args, lanes):
         assert lanes.all()
-        self.write(args[0], self.read(args[1], "b32")[LANE ^ self.read(args[2], "b32")], lanes)
+        target, _, inside = args[0].partition("|")
+        self.write(target, self.read(args[1], "b32")[LANE ^ self.read(args[2], "b32")], lanes)
+        if inside:
+            self.write(inside, np.ones(32, bool), lanes)
 
     def _redux(self, opcode, args, lanes):
         assert lanes.all()

@@ -83,12 +83,12 @@ def test_backward_kernel_in_order_stays_in_registers(spec):
 
 @pytest.mark.parametrize("dtype", [FLOAT16, BFLOAT16], ids=str)
 def test_kernels_around_the_backward_kernel(dtype):
-    from numba_flash.cuda.hopper.backward_parts import make_round
-    from numba_flash.cuda.tensor_cores.backward_parts import make_query_numbers
+    from numba_flash.cuda.tensor_cores.backward_parts import make_query_numbers, make_round
 
     specs = [config.Spec(dtype, d, d) for d in (16, 64, 96, 192, 256)]
+    parts = [config.BackwardLayout(config.choose_backward(spec), spec).dq_parts for spec in specs]
     for kernel, threads in ([(make_query_numbers(256, lanes, 64, dtype, lanes > 4), 256) for lanes in (1, 8, 32)]
-                            + [(make_round(config.choose_backward(spec), spec), 128) for spec in specs]):
+                            + [(make_round(its_parts, dtype), 128) for its_parts in parts]):
         assembled = compile.Assembled.of(*compile.link(compile.compile_kernel(*kernel, threads, config.TARGET, "ltoir"),
                                                        config.TARGET))
         assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0

@@ -21,6 +21,7 @@ from numba_flash.describe import describe
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
 BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+THREADS = 256
 GPUS = {"8.0": ((8, 0), 163), "12.0": ((12, 0), 99), "9.0": ((9, 0), 227)}          # KB of shared memory
 
 
@@ -52,15 +53,18 @@ class Run:
 
     def launch(self, factory, args, layout, grid, names, more):
         """Launch the kernel of a factory with arrays by name (None for those not there), and numbers."""
-        tile = args[0]
-        program, signature = kernel(factory, args, tile.threads, self.cc)
+        self.start(factory, args, args[0].threads, layout(*args[:2]).total, grid, names, more)
+
+    def start(self, factory, args, threads, shared_bytes, grid, names, more=()):
+        """The same for a kernel without a tile shape."""
+        program, signature = kernel(factory, args, threads, self.cc)
         flat = []
         for name in names:
             flat += self.places.get(name, (0,))
         for number, type_ in zip(more, signature[len(names):], strict=True):
             flat.append(np.float32(number).view(np.uint32) if str(type_) == "float32" else np.int64(number))
         interpreter.launch(program, [x if isinstance(x, np.uint32) else np.int64(x) for x in flat], self.memory,
-                           tile.threads, layout(*args[:2]).total, grid, self.early, self.seed)
+                           threads, shared_bytes, grid, self.early, self.seed)
 
 
 def both(gpu, do, q, k, v, early=False, seed=0, deterministic=False, **options):
@@ -77,20 +81,28 @@ def both(gpu, do, q, k, v, early=False, seed=0, deterministic=False, **options):
                ("q", "k", "v", "o", "lse", "sinks", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
 
     spec = replace(spec, sinks=False)
-    run.put("delta", (do.astype(np.float32) * o.astype(np.float32)).sum(-1))
-    dk, dv = run.empty("dk", p.k_shape, p.dtype), run.empty("dv", p.v_shape, p.dtype)
-    sums = run.put("sums", np.zeros(p.q_shape, np.float32))
-    inputs, tile = ("q", "k", "v", "do", "lse", "delta"), config.choose_backward(spec, run.limit)
-    run.launch("mma.backward:make_backward", (tile, spec, not deterministic, run.cc >= (9, 0)), config.BackwardLayout,
+    tile = config.choose_backward(spec, run.limit)
+    parts = config.BackwardLayout(tile, spec).dq_parts(by_four=run.cc >= (9, 0))
+    lanes, tiles = 1 << (-(-p.d_v // 8) - 1).bit_length(), -(-p.n_q // tile.block_m)
+    run.empty("query_numbers", (p.batch, p.heads, tiles, 2 * tile.block_m), p.accumulator)
+    run.start("tensor_cores.backward_parts:make_query_numbers", (THREADS, lanes, tile.block_m, p.dtype, False), THREADS,
+              0, -(-heads * tiles * tile.block_m * lanes // THREADS), ("do", "o", "lse", None, "query_numbers"))
+    dq, dk, dv = (run.empty(name, shape, p.dtype) for name, shape in (("dq", p.q_shape), ("dk", p.k_shape),
+                                                                      ("dv", p.v_shape)))
+    sums = run.put("sums", np.zeros((p.batch, p.heads, *parts.shape(p.n_q)), np.float32))
+    inputs = "q", "k", "v", "do", "query_numbers"
+    run.launch("mma.backward:make_backward", (tile, spec, not deterministic, parts.by_four), config.BackwardLayout,
                -(-p.n_k // tile.block_n) * p.batch * p.kv_heads,
                (*inputs, None if deterministic else "sums", "dk", "dv", "alibi_slopes"), (p.group, *numbers(spec, p)))
     if deterministic:
         assert not sums.any()
-        tile, dq = config.choose_dq(spec, run.limit), run.empty("dq", p.q_shape, p.dtype)
+        tile = config.choose_dq(spec, run.limit)
         run.launch("mma.backward_dq:make_dq", (tile, spec), config.DqLayout, -(-p.n_q // tile.block_m) * heads,
                    (*inputs, "dq", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
     else:
-        dq = (sums * np.float32(p.scale)).astype(p.dtype)
+        groups = sums.size // sums.shape[3]
+        run.start("tensor_cores.backward_parts:make_round", (parts, p.dtype), 128, 0, -(-groups // 4), ("sums", "dq"),
+                  (p.scale,))
     return o, lse, dq, dk, dv
 
 

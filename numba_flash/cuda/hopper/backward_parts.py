@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from ...scores import seeing_queries, seen_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import uniform
-from ..ptx.assembly import float32, int32, uint64
+from ..ptx.assembly import float32, int32
 from ..ptx.barriers import (barrier_arrive, barrier_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_expect,
                             mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
 from ..ptx.copies import copy_boxes, copy_bytes, element_address, load_acquire, store_release, tensor_map
-from ..ptx.fragments import add_fragment, first_row, make_load_sums, make_pack16, store_rows
+from ..ptx.fragments import first_row, make_add_fragment, make_pack16, store_rows
 from ..signatures import array_type, counters, int64, none, real_array
 from ..tensor_cores.schedule import divide, following, thread_of_warpgroup
 from ..tensor_cores.softmax import scaled
-from ..tensor_cores.spec import ITEM, WARP, WARPGROUP
-from .config import ROWS, BackwardLayout
+from ..tensor_cores.spec import WARP, WARPGROUP
+from .config import BackwardLayout
 
 ADDED = 1               # and the one after, one for each consumer: the block's barriers
 CONSUMERS_OWN = 3       # and those after are free for the consumers
@@ -57,6 +57,7 @@ def make_parts(tile, spec, ordered):
     k_full, v_full, q_full, q_empty, do_full, do_empty, may_add = layout.barriers
     k_boxes, q_boxes, v_boxes = layout.k_boxes, layout.q_boxes, layout.v_boxes
     wait_for = mbarrier_wait_or_trap if tile.debug else mbarrier_wait
+    add_fragment = make_add_fragment(WARPGROUP, layout.dq_parts.by_four)
 
     @device
     def set_barriers(shared):
@@ -174,7 +175,7 @@ def make_parts(tile, spec, ordered):
         if ordered:
             wait_for(shared + may_add + 8 * consumer, phase)
         part = int32(i // block_m * 2 + consumer)
-        add_fragment(dq, element_address(sums, b, h, part) + uint64(16 * thread_of_warpgroup()))
+        add_fragment(dq, element_address(sums, b, h, part), thread_of_warpgroup())
         if ordered:
             barrier_arrive(ADDED + consumer, WARPGROUP + WARP)
 
@@ -193,29 +194,3 @@ def make_store_keys(dtype):
                    int32(n_k - row), int32(array.shape[3]))
 
     return store_keys
-
-
-@lru_cache(maxsize=None)
-def make_round(tile, spec):
-    """Build the kernel for ``dq = scale * sums`` in 16 bits.
-
-    Grid: one block for each consumer's part of a tile of dQ, of 128 threads, which hold it as the consumer's did.
-    """
-    layout = BackwardLayout(tile, spec)
-    block_m, by_rows, dq_columns = tile.block_m, tile.dq_by_rows, layout.dq_columns
-    load_sums, pack16 = make_load_sums(dq_columns), make_pack16(spec.dtype)
-
-    def round_kernel(sums, dq_array, scale):
-        bh, part = divide(cuda.blockIdx.x, sums.shape[2])
-        b, h = divide(bh, sums.shape[1])
-        tile_m, consumer = divide(part, 2)
-        row, column = int32(tile_m * block_m + first_row(cuda.threadIdx.x)), int32(0)
-        if by_rows:
-            row += consumer * ROWS
-        else:
-            column += consumer * dq_columns
-        dq = load_sums(element_address(sums, b, h, part) + uint64(16 * cuda.threadIdx.x))
-        store_rows(pack16(scaled(dq, (scale, scale))), element_address(dq_array, b, h, row) + uint64(column * ITEM),
-                   dq_array.strides[2], int32(dq_array.shape[2] - row), int32(dq_array.shape[3] - column))
-
-    return round_kernel, (real_array(spec.dtype, 4), array_type(spec.dtype, 4), float32)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, Spec, round_up
+from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, DqParts, Spec, round_up
 
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
 BARRIER, NOTE = 8, 32   # bytes
@@ -227,9 +227,10 @@ class BackwardLayout:
         """Columns of a consumer's part of dQ."""
         return self.spec.d if self.tile.dq_by_rows else round_up(self.spec.d, 2 * BOX) // 2
 
-    def sums_shape(self, n_q):
-        """Of a head's dQ in float32: consumers' parts of tiles, and the numbers of a part as the threads hold them."""
-        return -(-n_q // self.tile.block_m) * self.tile.consumers, ROWS * self.dq_columns
+    @property
+    def dq_parts(self):
+        """How dQ lies in float32: a part for each consumer."""
+        return DqParts(WARPGROUP, self.tile.block_m, ROWS, self.dq_columns, 1 if self.tile.dq_by_rows else 2)
 
     @property
     def sizes(self):

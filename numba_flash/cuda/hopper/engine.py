@@ -8,8 +8,9 @@ import numpy as np
 from ...problem import without_unseen_keys
 from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
-from ..tensor_cores.host import begin_backward, for_copies, numbers, run_query_numbers, why_not_for_tensor_cores
-from ..tensor_cores.spec import WARPGROUP, Spec, heads_together
+from ..tensor_cores.host import (begin_backward, for_copies, numbers, round_dq, why_not_for_tensor_cores,
+                                 zero_sums)
+from ..tensor_cores.spec import Spec, heads_together
 from .config import ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
 from .tensor_map import encode
 
@@ -93,13 +94,11 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     import cupy
     spec = Spec.of_backward(problem)
     tile = choose_backward(spec)
-    do, o = for_copies(do), for_copies(o)
-    query_numbers = run_query_numbers(tile.block_m, problem, do, o, dlse, lse)
-    delta = query_numbers.reshape(*lse.shape[:2], -1, 2, tile.block_m)[:, :, :, 1].reshape(*lse.shape[:2], -1)
-    problem, operands, dk, dv = begin_backward(problem, operands, lse, delta[:, :, :problem.n_q], gradients)
-    q, k, v = map(for_copies, (operands.q, operands.k, operands.v))
     layout = BackwardLayout(tile, spec)
-    sums = cupy.zeros((*lse.shape[:2], *layout.sums_shape(problem.n_q)), np.float32)
+    problem, operands, query_numbers, do, dk, dv = begin_backward(problem, operands, do, dlse, o, lse, gradients,
+                                                                  tile.block_m)
+    q, k, v = map(for_copies, (operands.q, operands.k, operands.v))
+    sums = zero_sums(problem, layout.dq_parts)
     turns = cupy.zeros((*sums.shape[:3], 1), np.int32) if problem.deterministic else None
     maps = (encode(q, tile.block_m), encode(k, tile.block_n), encode(v, tile.block_n), encode(do, tile.block_m))
     name = "backward_wide" if tile.wide else "backward"
@@ -108,5 +107,4 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     launch(-(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
            (*maps, query_numbers, sums, turns, dk, dv, operands.alibi_slopes, problem.n_q, problem.n_k, problem.group,
             *numbers(spec, problem)))
-    launch = launcher("hopper.backward_parts:make_round", (tile, spec), (WARPGROUP, 1), 0, TARGET)
-    launch(sums.size // sums.shape[3], (sums, gradients.dq, problem.scale))
+    round_dq(layout.dq_parts, sums, gradients.dq, problem)

@@ -23,16 +23,15 @@ once.
 """
 
 from functools import lru_cache
-from math import inf
 
 from ...scores import seeing_queries
 from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, thread_number, uniform
-from ..ptx.assembly import float32, int32, uint64
+from ..ptx.assembly import float32, int32
 from ..ptx.barriers import barrier_arrive, barrier_sync
 from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
                           store_shared_float, swizzled, wait_rows)
-from ..ptx.fragments import (columnwise, first_column, first_row, make_add_rows, make_filled, make_load_words,
+from ..ptx.fragments import (columnwise, first_column, first_row, make_add_fragment, make_filled, make_load_words,
                              make_pack16, make_part, make_rows_down, make_store_packed, make_unpack16, store_rows,
                              store_words)
 from ..ptx.mma import make_warp_product
@@ -40,32 +39,30 @@ from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide
 from ..tensor_cores.softmax import scaled
-from ..tensor_cores.spec import BOX, ITEM, LOG2_E, WARP
+from ..tensor_cores.spec import BOX, ITEM, WARP
 from .config import PART, BackwardLayout
 
 PAIR = 1                    # the block's barriers from here on are the pairs'
-HALF_BOX = 32               # columns
 
 seeing_queries = device(seeing_queries)
 first_row, first_column = device(first_row), device(first_column)
 
 
 @lru_cache(maxsize=None)
-def make_backward(tile, spec, adds_dq, by_two):
+def make_backward(tile, spec, adds_dq, by_four):
     """Build the kernel for dK and dV, and for dQ if `adds_dq`.
 
     Grid: one block for each K/V tile of each key head. Block: `tile.pairs` pairs of warps, first all that compute dV.
     Shared memory: `BackwardLayout`. A lane owns two keys or four, and every fourth pair of queries or columns; of dQ
-    two queries. `by_two`: see `make_add_rows`.
+    two queries. `by_four`: see `DqParts`.
     """
     layout = BackwardLayout(tile, spec)
     block_m, block_n, pairs, parts, pair_rows = tile.block_m, tile.block_n, tile.pairs, tile.parts, tile.pair_rows
     threads, stages, d, d_v, alibi, softcap = tile.threads, tile.stages, spec.d, spec.d_v, spec.alibi, spec.softcap
     _, _, q_bytes, do_bytes, _, row_bytes = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tile, row_tiles, _ = layout.offsets
-    # a warp computes 16 rows of dQ, and half of its columns; what is past the last box comes to nothing
-    half = HALF_BOX if layout.q_boxes == 1 else (layout.q_boxes + 1) // 2 * BOX
-    half_bytes = HALF_BOX * ITEM if layout.q_boxes == 1 else half // BOX * block_n * BOX_ROW
+    half = layout.dq_columns
+    half_bytes = half * ITEM if half < BOX else half // BOX * block_n * BOX_ROW
 
     copy_k, copy_v = (make_copy_rows(block_n, boxes, threads) for boxes in (layout.q_boxes, layout.v_boxes))
     copy_q, copy_do = (make_copy_rows(block_m, boxes, threads) for boxes in (layout.q_boxes, layout.v_boxes))
@@ -80,7 +77,7 @@ def make_backward(tile, spec, adds_dq, by_two):
     pack16, unpack16 = make_pack16(spec.dtype), make_unpack16(spec.dtype)
     load_words, store_packed = make_load_words(parts * block_m // 4), make_store_packed(parts)
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
-    down, add_all, add_rows = make_rows_down(parts), make_add_rows(by_two, False), make_add_rows(by_two, True)
+    down, add_fragment = make_rows_down(parts), make_add_fragment(WARP, by_four)
     score_tile = gradients.make_transposed_score_tile(spec, block_m, parts, lane_number)
     damped = gradients.make_damped(alibi)
     probability, score_gradient = (columnwise(function, parts)
@@ -99,28 +96,20 @@ def make_backward(tile, spec, adds_dq, by_two):
         commit_rows()
 
     @device
-    def load_number(lse, delta, b, h, i):
-        """This thread's number of lse_i or of delta_i."""
+    def load_number(query_numbers, b, h, i):
+        """This thread's number of lse_i and delta_i."""
         thread = thread_number()
-        is_lse = thread < block_m
-        row = int32(i + thread) if is_lse else int32(i + thread - block_m)
-        inside = row < lse.shape[2]
-        place = row if inside else int32(0)     # no branch, after which a warp's threads might go apart
-        x = lse[b, h, place] if is_lse else delta[b, h, place]
-        missing = float32(-inf) if is_lse else float32(0)
-        return x if inside else missing
+        return query_numbers[b, h, i // block_m, thread if thread < 2 * block_m else 0]
 
     @device
     def put_number(rows, x):
-        """Leave it for all: lse in base 2, and +inf where there is nothing to learn, for exp(s - inf) is 0."""
+        """Leave it for all."""
         thread = thread_number()
-        if thread < block_m:
-            x = x * float32(LOG2_E) if x != float32(-inf) else float32(inf)
         if thread < 2 * block_m:
             store_shared_float(rows + 4 * thread, x)
 
     @device
-    def begin_step(shared, q_array, do_array, lse, delta, b, h, i, h_stop, place):
+    def begin_step(shared, q_array, do_array, query_numbers, b, h, i, h_stop, place):
         """Wait for Q_i and dO_i; load what the next step needs. Returns its number of lse or delta."""
         wait_rows()
         barrier_sync(0, threads)        # or Q_i isn't there yet, or others still read P and dS of the step before
@@ -128,7 +117,7 @@ def make_backward(tile, spec, adds_dq, by_two):
         if h < h_stop:
             if stages == 2:
                 load_step(shared, q_array, do_array, b, h, i, place ^ 1)
-            x = load_number(lse, delta, b, h, i)
+            x = load_number(query_numbers, b, h, i)
         return x
 
     @device
@@ -140,16 +129,11 @@ def make_backward(tile, spec, adds_dq, by_two):
             load_step(shared, q_array, do_array, b, h, i, int32(0))
 
     @device
-    def add_dq(shared, dq_sums, b, h, i, pair, role, n_q, columns):
+    def add_dq(shared, dq_sums, b, h, i, pair, role):
         """dQ += dS K: this warp's part."""
         if adds_dq:
             dq = multiply_dsk(shared + ds_tile + pair * PART * ITEM, shared + k_tile + role * half_bytes)
-            row, column = int32(i + pair * PART + first_row(lane_number())), role * half
-            at = element_address(dq_sums, b, h, row) + uint64(4 * (column + first_column(lane_number())))
-            if i + block_m <= n_q and column + half <= columns:
-                add_all(dq, at, dq_sums.strides[2], int32(0), int32(0))
-            else:
-                add_rows(dq, at, dq_sums.strides[2], int32(n_q - row), int32(columns - column))
+            add_fragment(dq, element_address(dq_sums, b, h, int32(i // PART * 2 + pair * 2 + role)), lane_number())
 
     @device
     def store_keys(x16, array, b, h, row):
@@ -165,8 +149,8 @@ def make_backward(tile, spec, adds_dq, by_two):
         """The next step's first query, and head."""
         return (int32(i + block_m), int32(h)) if i + block_m < i_stop else (int32(i_first), int32(h + 1))
 
-    def mma_backward(q_array, k_array, v_array, do_array, lse, delta, dq_sums, dk_array, dv_array, slopes, group, scale,
-                     factor, cap, offset, left, right):
+    def mma_backward(q_array, k_array, v_array, do_array, query_numbers, dq_sums, dk_array, dv_array, slopes, group,
+                     scale, factor, cap, offset, left, right):
         n_q, n_k, kv_heads = int32(q_array.shape[2]), int32(k_array.shape[2]), int32(k_array.shape[1])
         band = n_k, int32(offset), int32(left), int32(right)
         bh, tile_n = divide(cuda.blockIdx.x, int32((n_k + block_n - 1) // block_n))
@@ -194,14 +178,14 @@ def make_backward(tile, spec, adds_dq, by_two):
             h = h_stop                                                      # nobody sees these keys
         if h < h_stop:
             load_step(shared, q_array, do_array, b, h, i, place)
-            put_number(shared + row_tiles, load_number(lse, delta, b, h, i))
+            put_number(shared + row_tiles, load_number(query_numbers, b, h, i))
 
         # ---- dV ------------------------------------------------------------------------------------------------------
         if role == 0:
             dv = zero_dv()
             while h < h_stop:
                 next_i, next_h = following(i, h, i_first, i_stop)
-                x = begin_step(shared, q_array, do_array, lse, delta, b, next_h, next_i, h_stop, place)
+                x = begin_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, place)
                 stage = place if stages == 2 else int32(0)
                 slope = slopes[b, h] if alibi else float32(0)
 
@@ -223,7 +207,7 @@ def make_backward(tile, spec, adds_dq, by_two):
                 dv = multiply_pdo(dv, p16, shared + do_tiles + stage * do_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(0), n_q, int32(q_array.shape[3]))
+                add_dq(shared, dq_sums, b, h, i, pair, int32(0))
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()                 # a block must not end while its copies run
@@ -234,7 +218,7 @@ def make_backward(tile, spec, adds_dq, by_two):
             dk = zero_dk()
             while h < h_stop:
                 next_i, next_h = following(i, h, i_first, i_stop)
-                x = begin_step(shared, q_array, do_array, lse, delta, b, next_h, next_i, h_stop, place)
+                x = begin_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, place)
                 stage = place if stages == 2 else int32(0)
 
                 # dP^T = V dO^T
@@ -253,14 +237,14 @@ def make_backward(tile, spec, adds_dq, by_two):
                 dk = multiply_dsq(dk, ds16, shared + q_tiles + stage * q_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(1), n_q, int32(q_array.shape[3]))
+                add_dq(shared, dq_sums, b, h, i, pair, int32(1))
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()
             store_keys(pack16(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane_number())))
 
     signature = ((array_type(spec.dtype, 4),) * 4
-                 + (real_array(spec.dtype, 3),) * 2 + (real_array(spec.dtype, 4) if adds_dq else none,)
+                 + (real_array(spec.dtype, 4), real_array(spec.dtype, 4) if adds_dq else none)
                  + (array_type(spec.dtype, 4),) * 2
                  + (real_array(spec.dtype, 2) if alibi else none, int64, *[float32] * 3, *[int64] * 3))
     return mma_backward, signature

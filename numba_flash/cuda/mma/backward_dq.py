@@ -12,7 +12,6 @@ Reads and writes of global memory: as `forward`, and dO as Q.
 """
 
 from functools import lru_cache
-from math import inf
 
 from ...scores import seen_keys, shared_keys
 from ..compile import cuda, device
@@ -26,7 +25,7 @@ from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide, tile_place
 from ..tensor_cores.softmax import probability, scaled
-from ..tensor_cores.spec import LOG2_E, WARP
+from ..tensor_cores.spec import WARP
 from ..tensor_cores.steps import make_score_tile
 from .config import PART, DqLayout
 
@@ -70,18 +69,13 @@ def make_dq(tile, spec):
         commit_rows()
 
     @device
-    def numbers(x, b, h, row):
-        """The numbers of this lane's two rows; past the last row another one's, which is as good."""
-        last = x.shape[2] - 1
-        return x[b, h, min(row, last)], x[b, h, min(row + 8, last)]
+    def numbers_of(query_numbers, b, h, row):
+        """lse, in base 2, and delta of a query."""
+        tile, place = divide(row, query_numbers.shape[3] // 2)
+        return query_numbers[b, h, tile, place], query_numbers[b, h, tile, query_numbers.shape[3] // 2 + place]
 
-    @device
-    def in_base_2(lse):
-        """lse in base 2, and +inf where there is nothing to learn: exp(s - inf) is 0."""
-        return lse * float32(LOG2_E) if lse != float32(-inf) else float32(inf)
-
-    def mma_dq(q_array, k_array, v_array, do_array, lse, delta, dq_array, slopes, group, together, scale, factor, cap,
-               offset, left, right):
+    def mma_dq(q_array, k_array, v_array, do_array, query_numbers, dq_array, slopes, group, together, scale, factor,
+               cap, offset, left, right):
         n_q, n_k, heads = int32(q_array.shape[2]), int32(k_array.shape[2]), int32(q_array.shape[1])
         band = n_q, n_k, int32(offset), int32(left), int32(right)
         tiles_m = int32((n_q + block_m - 1) // block_m)
@@ -106,8 +100,10 @@ def make_dq(tile, spec):
                 int32(n_q - i_first), int32(do_array.shape[3]), thread)
         if j < j_stop:
             load_step(shared, k_array, v_array, b, kv_h, j, int32(0))
-        row_lse, deltas = numbers(lse, b, h, row), numbers(delta, b, h, row)
-        row_lse = in_base_2(row_lse[0]), in_base_2(row_lse[1])
+        # past the last row another one's numbers are as good
+        lse_0, delta_0 = numbers_of(query_numbers, b, h, min(row, n_q - 1))
+        lse_1, delta_1 = numbers_of(query_numbers, b, h, min(row + 8, n_q - 1))
+        row_lse, deltas = (lse_0, lse_1), (delta_0, delta_1)
 
         slope = slopes[b, h] if alibi else float32(0)
         dq, stage = zero_dq(), int32(0)
@@ -145,7 +141,7 @@ def make_dq(tile, spec):
         store_rows(pack16(scaled(dq, scale)), element_address(dq_array, b, h, row), dq_array.strides[2],
                    int32(n_q - row), int32(dq_array.shape[3]))
 
-    signature = ((array_type(spec.dtype, 4),) * 4 + (real_array(spec.dtype, 3),) * 2
+    signature = ((array_type(spec.dtype, 4),) * 4 + (real_array(spec.dtype, 4),)
                  + (array_type(spec.dtype, 4), real_array(spec.dtype, 2) if alibi else none, *[int64] * 2,
                     *[float32] * 3, *[int64] * 3))
     return mma_dq, signature

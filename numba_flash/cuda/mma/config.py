@@ -23,8 +23,9 @@ None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all 
 
 from dataclasses import dataclass
 
-from ..tensor_cores.spec import BOX, ITEM, WARP, Spec, round_up
+from ..tensor_cores.spec import BOX, ITEM, WARP, DqParts, Spec, round_up
 
+HALF_BOX = 32           # columns
 PART = 16               # rows of a part of a fragment, which is what one instruction multiplies
 
 
@@ -169,6 +170,15 @@ class BackwardLayout:
     @property
     def v_boxes(self):
         return round_up(self.spec.d_v, BOX) // BOX
+
+    @property
+    def dq_columns(self):
+        """Columns of a warp's part of dQ; what is past the last box comes to nothing."""
+        return HALF_BOX if self.q_boxes == 1 else (self.q_boxes + 1) // 2 * BOX
+
+    def dq_parts(self, by_four):
+        """How dQ lies in float32: a part for each warp, 16 rows and half of the columns."""
+        return DqParts(WARP, self.tile.block_m, PART, self.dq_columns, 2, by_four)
 
     @property
     def sizes(self):

@@ -3,17 +3,15 @@
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ...problem import without_unseen_keys
 from .. import SIMULATOR
-from ..host import run_delta
 from ..launch import PROCESSORS, attribute, capability, launcher, shared_limit, why_no_device
-from ..tensor_cores.host import begin_backward, for_copies, numbers, round_dq, why_not_for_tensor_cores
+from ..tensor_cores.host import (begin_backward, for_copies, numbers, round_dq, why_not_for_tensor_cores,
+                                 zero_sums)
 from ..tensor_cores.spec import Spec, heads_together
 from .config import BackwardLayout, DqLayout, Layout, choose, choose_backward, choose_dq
 
-ADDS_BY_TWO = 9, 0      # compute capability from which two neighbours are added at once
+ADDS_BY_FOUR = 9, 0     # compute capability from which a thread adds four numbers at once
 
 
 def why_not(problem, backward=False):
@@ -66,7 +64,7 @@ def plan_backward(problem, device):
     spec = Spec.of_backward(problem)
     tile = choose_backward(spec, shared_limit())
     launch = launcher("mma.backward:make_backward",
-                      (tile, spec, not problem.deterministic, capability() >= ADDS_BY_TWO), (tile.threads, 1),
+                      (tile, spec, not problem.deterministic, capability() >= ADDS_BY_FOUR), (tile.threads, 1),
                       BackwardLayout(tile, spec).total)
     return Plan(launch, -(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
                 (problem.group, *numbers(spec, problem)))
@@ -83,19 +81,19 @@ def forward(problem, operands, o, lse):
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):
-    """Fill the gradients. Extra memory: delta, one number per query, and dQ in float32 if its bits need not repeat."""
-    delta = run_delta(problem, do, o, dlse, lse)
-    problem, operands, dk, dv = begin_backward(problem, operands, lse, delta, gradients)
+    """Fill the gradients. Extra memory: two numbers for each query, and dQ in float32 if its bits need not repeat."""
     device, slopes = do.data.device_id, operands.alibi_slopes
-    inputs = *map(for_copies, (operands.q, operands.k, operands.v, do)), lse, delta
-    sums = None
-    if not problem.deterministic:
-        import cupy
-        sums = cupy.zeros(problem.q_shape, np.float32)
+    spec = Spec.of_backward(problem)
+    layout = BackwardLayout(choose_backward(spec, shared_limit()), spec)
+    problem, operands, query_numbers, do, dk, dv = begin_backward(problem, operands, do, dlse, o, lse, gradients,
+                                                                  layout.tile.block_m)
+    inputs = *map(for_copies, (operands.q, operands.k, operands.v)), do, query_numbers
+    parts = layout.dq_parts(capability() >= ADDS_BY_FOUR)
+    sums = None if problem.deterministic else zero_sums(problem, parts)
     plan = plan_backward(problem, device)
     plan.launch(plan.blocks, (*inputs, sums, dk, dv, slopes, *plan.numbers))
     if problem.deterministic:
         plan = plan_dq(problem, device)
         plan.launch(plan.blocks, (*inputs, gradients.dq, slopes, *plan.numbers))
     else:
-        round_dq(sums, gradients.dq, problem)
+        round_dq(parts, sums, gradients.dq, problem)

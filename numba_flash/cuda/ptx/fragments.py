@@ -33,7 +33,6 @@ from .assembly import (CONSTRAINTS, LLVM_TYPES, emit, float32, int32, int64, pac
 
 ROWS = 64       # of a warpgroup's matrix
 QUAD = 1, 2     # xor of lanes that share their rows
-GROUP_BYTES = 128 * 16   # what a warpgroup holds in four elements of float32
 
 
 def first_row(thread):
@@ -349,41 +348,52 @@ def _store_transposed(typing_context, packed, address):
 store_transposed = with_arity(_store_transposed, ("packed", "address"))
 
 
-def _add_fragment(typing_context, fragment, address):
-    """Add a fragment to float32 numbers in global memory, in any order, that lie as the threads hold them.
-
-    ``red.global.add.v4.f32``, ISA: "Parallel Synchronization and Communication Instructions: red". Four elements of all
-    threads of the group, then the next four: what a warp adds at once lies side by side. `address`: 16 bytes for each
-    thread before.
-    """
-    def codegen(context, builder, signature, args):
-        values = unpack(builder, args[0], fragment.count)
-        for first in range(0, fragment.count, 4):
-            text = f"red.global.add.v4.f32 [$0 + {first // 4 * GROUP_BYTES}], {{$1, $2, $3, $4}};"
-            emit(builder, text, ir.VoidType(), [], [args[1], *values[first:first + 4]], ["l"] + ["f"] * 4)
-        return context.get_dummy_value()
-
-    return numba_signature(types.void, fragment, uint64), codegen
-
-
-add_fragment = with_arity(_add_fragment, ("fragment", "address"))
+def _sums_at(builder, address, thread, count, threads, by_four):
+    """Where a thread's elements are, as `DqParts` says: the first one's address, and (element, bytes, count, PTX)."""
+    step, width = (4, ".v4") if by_four else (1, "")
+    at = builder.add(address, builder.zext(builder.mul(thread, thread.type(4 * step)), address.type))
+    return at, [(first, first * threads * 4, step, width) for first in range(0, count, step)]
 
 
 @lru_cache(maxsize=None)
-def make_load_sums(columns):
-    """Build ``load_sums(address)``: the fragment that `add_fragment` has added up there."""
-    def load_sums(typing_context, address):
+def make_add_fragment(threads, by_four):
+    """Build ``add_fragment(fragment, address, thread)``: add to a group's numbers in global memory, in any order.
+
+    ``red.global.add``, ISA: "Parallel Synchronization and Communication Instructions: red".
+    """
+    def add_fragment(typing_context, fragment, address, thread):
+        def codegen(context, builder, signature, args):
+            values = unpack(builder, args[0], fragment.count)
+            at, places = _sums_at(builder, *args[1:], fragment.count, threads, by_four)
+            for first, place, step, width in places:
+                names = "{$1, $2, $3, $4}" if by_four else "$1"
+                emit(builder, f"red.global.add{width}.f32 [$0 + {place}], {names};", ir.VoidType(), [],
+                     [at, *values[first:first + step]], ["l"] + ["f"] * step)
+            return context.get_dummy_value()
+
+        return numba_signature(types.void, fragment, uint64, int32), codegen
+
+    return with_arity(add_fragment, ("fragment", "address", "thread"))
+
+
+@lru_cache(maxsize=None)
+def make_load_sums(columns, threads, by_four):
+    """Build ``load_sums(address, thread)``: the fragment that `make_add_fragment` has added up there."""
+    def load_sums(typing_context, address, thread):
         def codegen(context, builder, signature, args):
             values = []
-            for first in range(0, columns // 2, 4):
-                four = emit(builder, f"ld.global.v4.f32 {{$0, $1, $2, $3}}, [$4 + {first // 4 * GROUP_BYTES}];",
-                            ir.LiteralStructType([ir.FloatType()] * 4), ["=f"] * 4, args, ["l"])
-                values += unpack(builder, four, 4)
+            at, places = _sums_at(builder, *args, columns // 2, threads, by_four)
+            for _, place, step, width in places:
+                names = "{$0, $1, $2, $3}" if by_four else "$0"
+                loaded = emit(builder, f"ld.global{width}.f32 {names}, [${step} + {place}];",
+                              ir.LiteralStructType([ir.FloatType()] * step) if by_four else ir.FloatType(),
+                              ["=f"] * step, [at], ["l"])
+                values += unpack(builder, loaded, step) if by_four else [loaded]
             return pack(builder, values)
 
-        return numba_signature(registers(float32, columns // 2), uint64), codegen
+        return numba_signature(registers(float32, columns // 2), uint64, int32), codegen
 
-    return with_arity(load_sums, ("address",))
+    return with_arity(load_sums, ("address", "thread"))
 
 
 @lru_cache(maxsize=None)
@@ -441,34 +451,3 @@ def make_load_words(count, dtype=uint32):
         return numba_signature(registers(dtype, count), uint32), codegen
 
     return with_arity(load_words, ("address",))
-
-
-@lru_cache(maxsize=None)
-def make_add_rows(by_two, guarded):
-    """Build ``add_rows(fragment, address, row_bytes, rows, columns)``: add to float32 numbers in global memory.
-
-    ``red.global.add``, ISA: "Parallel Synchronization and Communication Instructions: red". Any order, and so with
-    other bits each time. `address` is that of the thread's first element, `rows` and `columns` are left from the
-    thread's first row and the first column on; not `guarded`, there must be enough. `by_two`: neighbours at once, which
-    GPUs can from 9.0 on.
-    """
-    lines = (("red.global.add.v2.f32 [$0 + {0}], {{$1, $2}};",) if by_two
-             else ("red.global.add.f32 [$0 + {0}], $1;", "red.global.add.f32 [$0 + {0} + 4], $2;"))
-
-    def add_rows(typing_context, fragment, address, row_bytes, rows, columns):
-        def codegen(context, builder, signature, args):
-            values, (_, address, row_bytes, rows, columns) = unpack(builder, args[0], fragment.count), args
-            for half in range(2):
-                at = builder.add(address, builder.mul(row_bytes, row_bytes.type(8 * half)))
-                left = builder.select(builder.icmp_signed(">", rows, rows.type(8 * half)), columns, columns.type(0))
-                for group in range(fragment.count // 4):
-                    text = " ".join("@inside " * guarded + line.format(32 * group) for line in lines)
-                    if guarded:     # each is a branch then
-                        text = f"{{ .reg .pred inside; setp.gt.s32 inside, $3, {8 * group}; {text} }}"
-                    emit(builder, text, ir.VoidType(), [],
-                         [at, *values[4 * group + 2 * half:4 * group + 2 * half + 2], left], ["l", "f", "f", "r"])
-            return context.get_dummy_value()
-
-        return numba_signature(types.void, fragment, uint64, int64, int32, int32), codegen
-
-    return with_arity(add_rows, ("fragment", "address", "row_bytes", "rows", "columns"))

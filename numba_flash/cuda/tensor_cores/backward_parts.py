@@ -1,21 +1,22 @@
-"""What comes before a backward kernel: the numbers of the queries. A thread reads 16 bytes at once."""
+"""What comes before a backward kernel, lse and delta of the queries, and after it: dQ in 16 bits."""
 
 from functools import lru_cache
 from math import inf
 
-from ..compile import cuda
+from ..compile import cuda, device
 from ..ptx.assembly import float32, int32, uint64
 from ..ptx.copies import element_address, load_global_words
-from ..ptx.fragments import elementwise, make_fold_rows, make_unpack16
+from ..ptx.fragments import (elementwise, first_row, make_fold_rows, make_load_sums, make_pack16, make_unpack16,
+                             store_rows)
 from ..signatures import array_type, none, real_array
 from .schedule import divide
-from .softmax import plus
-from .spec import ITEM, LOG2_E
+from .softmax import plus, scaled
+from .spec import ITEM, LOG2_E, WARPGROUP
 
 PIECE = 8               # elements that a thread takes: 16 bytes of 16-bit numbers
 ALL_LANES = 0xffffffff
 
-fold_sum = make_fold_rows(plus)
+fold_sum, first_row = make_fold_rows(plus), device(first_row)
 
 
 @elementwise
@@ -62,3 +63,27 @@ def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
     signature = ((array_type(dtype, 4),) * 2
                  + (real_array(dtype, 3), real_array(dtype, 3) if has_dlse else none, real_array(dtype, 4)))
     return query_numbers_kernel, signature
+
+
+@lru_cache(maxsize=None)
+def make_round(parts, dtype):
+    """Build the kernel for ``dq = scale * sums`` in 16 bits, from `DqParts`.
+
+    Grid: one block of 128 threads for as many parts as it has groups. Each group holds its part as who added to it.
+    """
+    threads, rows, columns, across = parts.threads, parts.rows, parts.columns, parts.across
+    load_sums, pack16 = make_load_sums(columns, threads, parts.by_four), make_pack16(dtype)
+
+    def round_kernel(sums, dq_array, scale):
+        group, thread = divide(cuda.threadIdx.x, threads)
+        bh, part = divide(cuda.blockIdx.x * (WARPGROUP // threads) + group, sums.shape[2])
+        b, h = divide(bh, sums.shape[1])
+        if b >= sums.shape[0]:
+            return
+        down, side = divide(part, across)
+        row, column = int32(down * rows + first_row(thread)), int32(side * columns)
+        dq = load_sums(element_address(sums, b, h, part), thread)
+        store_rows(pack16(scaled(dq, scale)), element_address(dq_array, b, h, row) + uint64(column * ITEM),
+                   dq_array.strides[2], int32(dq_array.shape[2] - row), int32(dq_array.shape[3] - column))
+
+    return round_kernel, (real_array(dtype, 4), array_type(dtype, 4), float32)

@@ -4,12 +4,10 @@ from functools import lru_cache
 from math import inf
 
 from ...scores import make_score
-from ..compile import cuda, device
-from ..memory import make_conversions
+from ..compile import device
 from ..ptx.arithmetic import exp2, fma, quotient
 from ..ptx.assembly import float32, int32
 from ..ptx.fragments import elementwise, first_column, first_row, make_rows_down, rowwise
-from ..signatures import array_type, real_array
 from .softmax import hide, squash
 from .steps import less
 
@@ -93,16 +91,3 @@ def make_damped(alibi):
         return x * ((float32(1) - t) * (float32(1) + t)) if s != float32(-inf) else float32(0)
 
     return damped
-
-
-@lru_cache(maxsize=None)
-def make_round(threads, dtype):
-    """Build the kernel for ``target = scale * sums`` in 16 bits. Grid: a thread for each number, `threads` a block."""
-    _, from_real = make_conversions(dtype)
-
-    def round_kernel(sums, target, scale):
-        index = cuda.blockIdx.x * threads + cuda.threadIdx.x
-        if index < sums.size:
-            target[index] = from_real(sums[index] * scale)
-
-    return round_kernel, (real_array(dtype, 1), array_type(dtype, 1), float32)

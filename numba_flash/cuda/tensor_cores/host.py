@@ -7,7 +7,7 @@ import numpy as np
 from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
 from ..host import run_dsinks
 from ..launch import launcher
-from .spec import ITEM, LOG2_E
+from .spec import ITEM, LOG2_E, WARPGROUP
 
 LARGEST_HEAD_DIM, HEAD_DIM_STEP = 256, 8        # a row of 8 elements is 16 bytes, the unit of copies
 LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
@@ -55,36 +55,42 @@ def for_copies(x):
     return cupy.ascontiguousarray(x.view("uint16")).view(x.dtype)
 
 
-def run_query_numbers(block_m, problem, do, o, dlse, lse):
-    """lse in base 2, and delta, of all queries, tile by tile: see `backward_parts.make_query_numbers`."""
-    import cupy
-    tiles, lanes = -(-problem.n_q // block_m), 1 << (-(-problem.d_v // PIECE) - 1).bit_length()
-    query_numbers = cupy.empty((*lse.shape[:2], tiles, 2 * block_m), np.float32)
-    launch = launcher("tensor_cores.backward_parts:make_query_numbers",
-                      (THREADS, lanes, block_m, problem.dtype, dlse is not None), (THREADS, 1), 0)
-    launch(-(-query_numbers.size // 2 * lanes // THREADS), (do, o, lse, dlse, query_numbers))
-    return query_numbers
-
-
-def begin_backward(problem, operands, lse, delta, gradients):
-    """What does not need the kernels: dsinks, and zeros for keys that no query sees.
+def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
+    """What comes before the kernels: the numbers of the queries, dsinks, and zeros for keys that no query sees.
 
     Returns
     -------
     problem, operands
         On the keys that are seen.
-    dk, dv : array
-        Views of the gradients of these.
+    query_numbers : array
+        lse in base 2, and delta, by tiles of `block_m` queries: see `backward_parts.make_query_numbers`.
+    do, dk, dv : array
+        dO, or a copy that can be copied by 16 bytes; views of the gradients of keys that are seen.
     """
-    run_dsinks(operands, lse, delta, gradients.dsinks)
+    import cupy
+    do, o, b, h = for_copies(do), for_copies(o), problem.batch, problem.heads
+    tiles, lanes = -(-problem.n_q // block_m), 1 << (-(-problem.d_v // PIECE) - 1).bit_length()
+    query_numbers = cupy.empty((b, h, tiles, 2 * block_m), np.float32)
+    launch = launcher("tensor_cores.backward_parts:make_query_numbers",
+                      (THREADS, lanes, block_m, problem.dtype, dlse is not None), (THREADS, 1), 0)
+    launch(-(-query_numbers.size // 2 * lanes // THREADS), (do, o, lse, dlse, query_numbers))
+    if gradients.dsinks is not None:
+        delta = query_numbers.reshape(b, h, tiles, 2, block_m)[:, :, :, 1].reshape(b, h, -1)[:, :, :problem.n_q]
+        run_dsinks(operands, lse, delta, gradients.dsinks)
     first, stop = problem.seen
     dk, dv = gradients.dk[:, :, first:stop], gradients.dv[:, :, first:stop]
     if stop - first < problem.n_k:
         gradients.dk.view("uint16")[...], gradients.dv.view("uint16")[...] = 0, 0
-    return *without_unseen_keys(problem, operands), dk, dv
+    return *without_unseen_keys(problem, operands), query_numbers, do, dk, dv
 
 
-def round_dq(sums, dq, problem):
+def zero_sums(problem, parts):
+    """dQ in float32, as `DqParts` lie."""
+    import cupy
+    return cupy.zeros((problem.batch, problem.heads, *parts.shape(problem.n_q)), np.float32)
+
+
+def round_dq(parts, sums, dq, problem):
     """Scale the sums for dQ and write them in 16 bits."""
-    launch = launcher("tensor_cores.gradients:make_round", (THREADS, problem.dtype), (THREADS, 1), 0)
-    launch(-(-sums.size // THREADS), (sums.ravel(), dq.ravel(), problem.scale))
+    launch = launcher("tensor_cores.backward_parts:make_round", (parts, problem.dtype), (WARPGROUP, 1), 0)
+    launch(-(-sums.size // sums.shape[3] // (WARPGROUP // parts.threads)), (sums, dq, problem.scale))

@@ -62,3 +62,40 @@ def heads_together(problem, processors):
     """How many heads' last query tiles come first, before any head's last but one: see `schedule`."""
     causal = problem.right < problem.n_k and problem.left >= problem.n_k
     return max(1, processors // 4) if causal else 1
+
+
+@dataclass(frozen=True)
+class DqParts:
+    """How dQ in float32 lies while blocks add to it: part by part, each as the threads of a group hold it.
+
+    So what a warp adds at once lies side by side. A tile of queries has its parts row by row.
+
+    Attributes
+    ----------
+    threads : int
+        Of a group: a warp or a warpgroup.
+    block_m : int
+        Queries of a tile.
+    rows, columns : int
+        Of a part.
+    across : int
+        How many parts lie side by side.
+    by_four : bool
+        Whether a thread adds four numbers at once, which GPUs can from compute capability 9.0 on.
+    """
+
+    threads: int
+    block_m: int
+    rows: int
+    columns: int
+    across: int
+    by_four: bool = True
+
+    @property
+    def in_tile(self):
+        """Parts of a tile."""
+        return self.block_m // self.rows * self.across
+
+    def shape(self, n_q):
+        """Of a head's numbers: parts, numbers of a part."""
+        return -(-n_q // self.block_m) * self.in_tile, self.rows * self.columns
