@@ -11,7 +11,7 @@ from .problem import Gradients
 
 
 def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None, causal=False, window=None,
-              softcap=None, alibi_slopes=None, bias=None, mask=None, sinks=None):
+              softcap=None, alibi_slopes=None, bias=None, mask=None, sinks=None, precision=None):
     r"""Exact attention, ``o = softmax(scale * q kᵀ) v``, in memory that grows linearly with the sequence.
 
     The scores of a row are ``s = scale * q·k``, then ``softcap * tanh(s / softcap)``, then ALiBi and bias are added,
@@ -58,6 +58,11 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
         True where a query may attend; broadcasts likewise.
     sinks : array of shape (heads,), optional
         One extra logit for each head that takes probability and gives nothing. Any floating dtype.
+    precision : {None, "tf32"}
+        None: as accurate as the inputs' dtype. ``"tf32"`` lets matrix products of float32 inputs take the leading 11
+        bits of their factors only, as the ``mma`` engine then does for speed: PRECISION_ERROR. All other engines, and
+        all other dtypes, are as accurate with it as without: 16-bit numbers have no more bits, and float64 stays what
+        it is.
 
     Returns
     -------
@@ -89,7 +94,7 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
     [1.5, 2.0]
     """
     call = describe("attention", q, k, v, scale=scale, causal=causal, window=window, softcap=softcap,
-                    alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks)
+                    alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, precision=precision)
     o, lse = _forward(call, out, kernel)
     return (o, call.drop_axes(lse)) if return_lse else o
 
@@ -117,7 +122,8 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, need=(), deterministic
     kernel : str
         As in `attention`.
     **options
-        `scale`, `causal`, `window`, `softcap`, `alibi_slopes`, `bias`, `mask`, `sinks`, as given to `attention`.
+        `scale`, `causal`, `window`, `softcap`, `alibi_slopes`, `bias`, `mask`, `sinks`, `precision`, as given to
+        `attention`.
 
     Returns
     -------

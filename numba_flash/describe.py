@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import arrays
-from .problem import DTYPES, FLOAT64, Operands, Problem
+from .problem import DTYPES, FLOAT32, FLOAT64, Operands, Problem
 
 
-OPTIONS = ("scale", "causal", "window", "softcap", "alibi_slopes", "bias", "mask", "sinks")
+OPTIONS = ("scale", "causal", "window", "softcap", "alibi_slopes", "bias", "mask", "sinks",
+           "precision")
 OPEN = -1, -1           # a window without sides
 # Types whose values are what they are: equal ones of one type are the same argument, now and at the next call.
 PLAIN = {type(None), bool, int, float, str, np.bool_, np.float32, np.float64}
@@ -74,7 +75,7 @@ class Call(NamedTuple):
 
 
 def describe(caller, q, k, v, /, *, scale=None, causal=False, window=None, softcap=None, alibi_slopes=None, bias=None,
-             mask=None, sinks=None, **unknown):
+             mask=None, sinks=None, precision=None, **unknown):
     """Turn a call's arguments into a `Call`, or raise.
 
     What doesn't depend on the arrays themselves, but only on their shapes and dtypes and on plain options, is checked
@@ -84,7 +85,7 @@ def describe(caller, q, k, v, /, *, scale=None, causal=False, window=None, softc
     ----------
     caller : str
         The public function that was called, for errors.
-    q, k, v, scale, causal, window, softcap, alibi_slopes, bias, mask, sinks
+    q, k, v, scale, causal, window, softcap, alibi_slopes, bias, mask, sinks, precision
         As in `attention`.
     **unknown
         What no option is called.
@@ -103,10 +104,10 @@ def describe(caller, q, k, v, /, *, scale=None, causal=False, window=None, softc
             arrays.adopt(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v")))
         _same_place(k, "k", k_origin, q, origin)
         _same_place(v, "v", v_origin, q, origin)
-    plain = type(scale) in PLAIN and type(causal) in PLAIN and type(softcap) in PLAIN
+    plain = all(type(option) in PLAIN for option in (scale, causal, softcap, precision))
     problem = (known_problem if plain else make_problem)(
         q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, scale, causal, OPEN if window is None else _sides(window),
-        softcap, alibi_slopes is not None, bias is not None, mask is not None, sinks is not None)
+        softcap, alibi_slopes is not None, bias is not None, mask is not None, sinks is not None, precision)
     rank = q.ndim
     given, operands = {"q": q, "k": k, "v": v}, {}
     if problem.alibi or problem.bias or problem.mask or problem.sinks:
@@ -121,7 +122,8 @@ def describe(caller, q, k, v, /, *, scale=None, causal=False, window=None, softc
     return Call(problem, Operands(q, k, v, **operands), rank, origin, arrays.device(q), given)
 
 
-def make_problem(q, k, v, q_dtype, k_dtype, v_dtype, scale, causal, sides, softcap, alibi, bias, mask, sinks):
+def make_problem(q, k, v, q_dtype, k_dtype, v_dtype, scale, causal, sides, softcap, alibi, bias, mask, sinks,
+                 precision):
     """Check shapes, dtypes and numbers, and put them into a `Problem`.
 
     Parameters
@@ -129,7 +131,7 @@ def make_problem(q, k, v, q_dtype, k_dtype, v_dtype, scale, causal, sides, softc
     q, k, v : tuple of int
         Shapes.
     q_dtype, k_dtype, v_dtype : numpy.dtype
-    scale, causal, softcap
+    scale, causal, softcap, precision
         As in `attention`.
     sides : (int, int)
         Of the window; -1 is an open side.
@@ -144,7 +146,8 @@ def make_problem(q, k, v, q_dtype, k_dtype, v_dtype, scale, causal, sides, softc
     is_float64 = q_dtype == FLOAT64
     dtype = DTYPES[DTYPES.index(q_dtype)]           # without the metadata that the caller's may carry
     return Problem(batch, heads, kv_heads, n_q, n_k, d, d_v, dtype, _scale(scale, d, is_float64), offset, left, right,
-                   _softcap(softcap, is_float64), alibi, bias, mask, sinks)
+                   _softcap(softcap, is_float64), alibi, bias, mask, sinks,
+                   tf32=_is_tf32(precision) and dtype == FLOAT32)
 
 
 # True == 1 == 1.0, but they are not the same argument: hence `typed`.
@@ -264,6 +267,13 @@ def _softcap(softcap, is_float64):
     if softcap <= 0:
         raise ValueError(f"softcap must be positive, got {softcap}; pass None for no cap")
     return softcap
+
+
+def _is_tf32(precision):
+    if precision is None or isinstance(precision, str) and precision == "tf32":
+        return precision is not None
+    raise ValueError(f"precision must be None or 'tf32', got {precision!r}; pass None for the accuracy of the inputs' "
+                     f"dtype")
 
 
 def _sides(window):

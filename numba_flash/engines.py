@@ -19,7 +19,8 @@ ON_CPU = {"cpu": "numba_flash.cpu", "standard": "numba_flash.standard"}
 ON_GPU = {"hopper": "numba_flash.cuda.hopper.engine", "mma": "numba_flash.cuda.mma.engine",
           "flash2": "numba_flash.cuda.flash2", "standard": "numba_flash.standard",
           "flash1": "numba_flash.cuda.flash1"}
-ONLY_16_BIT = "hopper", "mma"       # engines that take no other inputs
+ON_TENSOR_CORES = "hopper", "mma"   # they have limits: sizes, dtypes, options
+ONLY_16_BIT = "hopper",             # takes no other inputs
 NAMES = tuple(dict.fromkeys((*ON_CPU, *ON_GPU)))
 
 

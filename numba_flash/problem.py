@@ -41,6 +41,8 @@ class Problem:
         Which of these operands there are.
     deterministic : bool
         Whether gradients must be bitwise repeatable.
+    tf32 : bool
+        Whether products of float32 numbers may take their leading 11 bits only; never for other dtypes.
     """
 
     batch: int
@@ -61,8 +63,9 @@ class Problem:
     mask: bool = False
     sinks: bool = False
     deterministic: bool = False
+    tf32: bool = False
 
-    def __hash__(self):             # engines look up what they know of a problem at each call: not 18 fields each time
+    def __hash__(self):             # engines look up what they know of a problem at each call: not 19 fields each time
         return self._hash
 
     @cached_property

@@ -36,6 +36,19 @@ UNARY = {"not": np.invert, "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "l
 SHARED_START = 1024         # what comes before is the driver's, on a GPU
 
 
+def sum_cut_off(terms):
+    """Sum float32 numbers and products as tensor cores do: all are cut off where the largest has its 26th bit.
+
+    So has been found on several generations, and that the sum of such terms is cut off too, and never rounded.
+    """
+    terms = np.stack([np.asarray(term, np.float64) for term in terms])
+    largest = np.abs(terms).max(0)
+    unit = np.ldexp(1.0, np.frexp(np.where(np.isfinite(largest), largest, 0))[1] - 26)
+    exact = np.where(np.isfinite(largest), np.trunc(terms / unit) * unit, terms).sum(0)
+    rounded = exact.astype(np.float32)
+    return np.where(np.abs(rounded.astype(np.float64)) > np.abs(exact), np.nextafter(rounded, np.float32(0)), rounded)
+
+
 def _statements(body):
     """Instructions and labels; the braces of operands become < and >, those of scopes go."""
     text, depth = [""], 0
@@ -165,6 +178,8 @@ class Warp:
             self.place[here] += 1
             if opcode[0] == "bra":
                 self.place[lanes] = self.block.kernel.labels[args[0]]
+            elif opcode[0] == "trap":
+                assert not lanes.any(), "trap"
             elif opcode[0] == "ret":
                 self.alive &= ~lanes
             elif opcode[:2] == ["bar", "warp"]:
@@ -285,6 +300,9 @@ class Warp:
     def _mma(self, opcode, args, lanes):
         assert lanes.all()
         d, a, b, c = map(self.names, args)
+        if "tf32" in opcode:
+            self._mma_tf32(d, a, b, c, lanes)
+            return
         matrices = {size: np.zeros(size, np.float32) for size in ((16, 16), (16, 8))}
         left, right, total = matrices[16, 16], matrices[16, 8], np.zeros((16, 8), np.float32)
         for e in range(2):
@@ -297,6 +315,21 @@ class Warp:
         for e, name in enumerate(c):
             total[ROW + e // 2 * 8, PAIR + e % 2] = self.read(name, "f32")
         total += left @ right
+        for e, name in enumerate(d):
+            self.write(name, total[ROW + e // 2 * 8, PAIR + e % 2], lanes)
+
+    def _mma_tf32(self, d, a, b, c, lanes):
+        """"Matrix Fragments for mma.m16n8k8": the last 13 bits of a number are not looked at."""
+        left, right, total = np.zeros((16, 8)), np.zeros((8, 8)), np.zeros((16, 8), np.float32)
+        column, cut = LANE % 4, np.uint32(0xffffe000)
+        for n, name in enumerate(a):
+            left[ROW + n % 2 * 8, column + n // 2 * 4] = (self.read(name, "b32") & cut).view(np.float32)
+        for n, name in enumerate(b):
+            right[column + n * 4, ROW] = (self.read(name, "b32") & cut).view(np.float32)
+        for e, name in enumerate(c):
+            total[ROW + e // 2 * 8, PAIR + e % 2] = self.read(name, "f32")
+        for first in 0, 4:
+            total = sum_cut_off([total, *(left[:, k, None] * right[k] for k in range(first, first + 4))])
         for e, name in enumerate(d):
             self.write(name, total[ROW + e // 2 * 8, PAIR + e % 2], lanes)
 

@@ -16,7 +16,7 @@ PLAIN = Problem(1, 2, 2, 64, 64, 64, 64, BFLOAT16, 0.125, 0, 128, 128)
 def auto(monkeypatch):
     """``auto(capability, problem, backward)``: the engine's name."""
     def auto(capability, problem, backward):
-        for name in engines.ONLY_16_BIT:
+        for name in engines.ON_TENSOR_CORES:
             module = engines.load(name)
             monkeypatch.setattr(module, "why_no_device", lambda: None)
             monkeypatch.setattr(module, "capability", lambda: capability)

@@ -15,7 +15,7 @@ from helpers import check_answer, problem
 from numba_flash.cuda import compile
 from numba_flash.cuda.mma import config
 from numba_flash.cuda.mma.config import BackwardTile, DqTile, Tile
-from numba_flash.cuda.tensor_cores.host import numbers
+from numba_flash.cuda.tensor_cores.host import lanes_of_query, numbers
 from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.describe import describe
 
@@ -83,7 +83,7 @@ def both(gpu, do, q, k, v, early=False, seed=0, deterministic=False, **options):
     spec = replace(spec, sinks=False)
     tile = config.choose_backward(spec, run.limit)
     parts = config.BackwardLayout(tile, spec).dq_parts(by_four=run.cc >= (9, 0))
-    lanes, tiles = 1 << (-(-p.d_v // 8) - 1).bit_length(), -(-p.n_q // tile.block_m)
+    lanes, tiles = lanes_of_query(p.d_v, p.dtype.itemsize), -(-p.n_q // tile.block_m)
     run.empty("query_numbers", (p.batch, p.heads, tiles, 2 * tile.block_m), p.accumulator)
     run.start("tensor_cores.backward_parts:make_query_numbers", (THREADS, lanes, tile.block_m, p.dtype, False), THREADS,
               0, -(-heads * tiles * tile.block_m * lanes // THREADS), ("do", "o", "lse", None, "query_numbers"))

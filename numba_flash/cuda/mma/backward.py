@@ -7,7 +7,7 @@ New idea: warps work in pairs. Both own the same keys, and each has two of the f
 sum only, dV or dK, for twice as many keys as it could hold of both::
 
     warp 0    S^T = K Q^T      P^T = exp(S^T - lse)      dV += P^T dO
-                                     |  through shared memory, in 16 bits
+                                     |  through shared memory
     warp 1    dP^T = V dO^T    dS^T = P^T (dP^T - delta)     dK += dS^T Q     dS^T stays there for dQ
     all                                                                                           dQ += dS K
 
@@ -31,15 +31,15 @@ from ..ptx.assembly import float32, int32
 from ..ptx.barriers import barrier_arrive, barrier_sync
 from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
                           store_shared_float, swizzled, wait_rows)
+from ..ptx.formats import make_pack, make_store_box, make_store_rows, make_unpack
 from ..ptx.fragments import (columnwise, first_column, first_row, make_add_fragment, make_filled, make_load_words,
-                             make_pack16, make_part, make_rows_down, make_store_packed, make_unpack16, store_rows,
-                             store_words)
+                             make_part, make_rows_down, store_words)
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide
 from ..tensor_cores.softmax import scaled
-from ..tensor_cores.spec import BOX, ITEM, WARP
+from ..tensor_cores.spec import WARP
 from .config import PART, BackwardLayout
 
 PAIR = 1                    # the block's barriers from here on are the pairs'
@@ -61,21 +61,22 @@ def make_backward(tile, spec, adds_dq, by_four):
     threads, stages, d, d_v, alibi, softcap = tile.threads, tile.stages, spec.d, spec.d_v, spec.alibi, spec.softcap
     _, _, q_bytes, do_bytes, _, row_bytes = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tile, row_tiles, _ = layout.offsets
-    half = layout.dq_columns
-    half_bytes = half * ITEM if half < BOX else half // BOX * block_n * BOX_ROW
+    half, item, box = layout.dq_columns, spec.item, spec.box
+    half_bytes = half * item if half < box else half // box * block_n * BOX_ROW
 
-    copy_k, copy_v = (make_copy_rows(block_n, boxes, threads) for boxes in (layout.q_boxes, layout.v_boxes))
-    copy_q, copy_do = (make_copy_rows(block_m, boxes, threads) for boxes in (layout.q_boxes, layout.v_boxes))
+    copy_k, copy_v = (make_copy_rows(block_n, boxes, threads, item) for boxes in (spec.q_boxes, spec.v_boxes))
+    copy_q, copy_do = (make_copy_rows(block_m, boxes, threads, item) for boxes in (spec.q_boxes, spec.v_boxes))
     keys, queries = Operand(block_n, depth_down=False), Operand(block_m, depth_down=False)
     keys_down, queries_down = Operand(block_n, depth_down=True), Operand(block_m, depth_down=True)
-    multiply_kq = make_warp_product(parts, block_m, d, spec.dtype, keys, queries, accumulate=False)
-    multiply_vdo = make_warp_product(parts, block_m, d_v, spec.dtype, keys, queries, accumulate=False)
-    multiply_pdo = make_warp_product(parts, d_v, block_m, spec.dtype, None, queries_down, accumulate=True)
-    multiply_dsq = make_warp_product(parts, d, block_m, spec.dtype, None, queries_down, accumulate=True)
-    multiply_dsk = make_warp_product(1, half, block_n, spec.dtype, keys_down, keys_down, accumulate=False)
+    multiply_kq = make_warp_product(parts, block_m, d, spec.factors, keys, queries, accumulate=False)
+    multiply_vdo = make_warp_product(parts, block_m, d_v, spec.factors, keys, queries, accumulate=False)
+    multiply_pdo = make_warp_product(parts, d_v, block_m, spec.factors, None, queries_down, accumulate=True)
+    multiply_dsq = make_warp_product(parts, d, block_m, spec.factors, None, queries_down, accumulate=True)
+    multiply_dsk = make_warp_product(1, half, block_n, spec.factors, keys_down, keys_down, accumulate=False)
     zero_dk, zero_dv = make_filled(parts * d, 0.0), make_filled(parts * d_v, 0.0)
-    pack16, unpack16 = make_pack16(spec.dtype), make_unpack16(spec.dtype)
-    load_words, store_packed = make_load_words(parts * block_m // 4), make_store_packed(parts)
+    pack, unpack = make_pack(spec.dtype), make_unpack(spec.dtype)
+    load_words, store_box = make_load_words(parts * block_m * item // 8), make_store_box(parts, spec.dtype)
+    store_rows = make_store_rows(spec.dtype)
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
     down, add_fragment = make_rows_down(parts), make_add_fragment(WARP, by_four)
     score_tile = gradients.make_transposed_score_tile(spec, block_m, parts, lane_number)
@@ -132,17 +133,17 @@ def make_backward(tile, spec, adds_dq, by_four):
     def add_dq(shared, dq_sums, b, h, i, pair, role):
         """dQ += dS K: this warp's part."""
         if adds_dq:
-            dq = multiply_dsk(shared + ds_tile + pair * PART * ITEM, shared + k_tile + role * half_bytes)
+            dq = multiply_dsk(shared + ds_tile + pair * PART * item, shared + k_tile + role * half_bytes)
             add_fragment(dq, element_address(dq_sums, b, h, int32(i // PART * 2 + pair * 2 + role)), lane_number())
 
     @device
-    def store_keys(x16, array, b, h, row):
+    def store_keys(packed, array, b, h, row):
         """Write a warp's rows of dK or dV."""
         n_k, columns = int32(array.shape[2]), int32(array.shape[3])
-        store_rows(part_0(x16), element_address(array, b, h, row), array.strides[2], int32(n_k - row), columns)
+        store_rows(part_0(packed), element_address(array, b, h, row), array.strides[2], int32(n_k - row), columns)
         if parts == 2:
             row = int32(row + PART)
-            store_rows(part_1(x16), element_address(array, b, h, row), array.strides[2], int32(n_k - row), columns)
+            store_rows(part_1(packed), element_address(array, b, h, row), array.strides[2], int32(n_k - row), columns)
 
     @device
     def following(i, h, i_first, i_stop):
@@ -193,25 +194,25 @@ def make_backward(tile, spec, adds_dq, by_four):
                 s = multiply_kq(shared + k_tile + own_keys, shared + q_tiles + stage * q_bytes)
                 s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
                 p = probability(s, factor, shared + row_tiles + place * row_bytes + 4 * first_column(lane_number()))
-                p16 = pack16(p)
+                packed = pack(p)
                 if softcap:
                     lane = lane_number()
                     its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
                     p = damped(p, float32(0), s, down(float32(its_first)), slope, cap)
-                    store_words(pack16(p), passed + lane_number() * 16)
+                    store_words(pack(p), passed + lane_number() * 16)
                 else:
-                    store_words(p16, passed + lane_number() * 16)
+                    store_words(packed, passed + lane_number() * 16)
                 barrier_arrive(PAIR + pair, 2 * WARP)
 
                 # dV += P^T dO
-                dv = multiply_pdo(dv, p16, shared + do_tiles + stage * do_bytes)
+                dv = multiply_pdo(dv, packed, shared + do_tiles + stage * do_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
                 add_dq(shared, dq_sums, b, h, i, pair, int32(0))
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()                 # a block must not end while its copies run
-            store_keys(pack16(dv), dv_array, b, kv_h, int32(j + first_row(lane_number())))
+            store_keys(pack(dv), dv_array, b, kv_h, int32(j + first_row(lane_number())))
 
         # ---- dK ------------------------------------------------------------------------------------------------------
         else:
@@ -224,24 +225,25 @@ def make_backward(tile, spec, adds_dq, by_four):
                 # dP^T = V dO^T
                 dp = multiply_vdo(shared + v_tile + own_keys, shared + do_tiles + stage * do_bytes)
                 barrier_sync(PAIR + pair, 2 * WARP)         # or P isn't there yet
-                p = unpack16(load_words(passed + lane_number() * 16))
+                p = unpack(load_words(passed + lane_number() * 16))
                 cuda.syncwarp()                             # or dS overwrites what other lanes have yet to read
 
                 # dS^T = P^T (dP^T - delta)
                 deltas = shared + row_tiles + place * row_bytes + 4 * (block_m + first_column(lane_number()))
-                ds16 = pack16(score_gradient(dp, p, deltas))
+                packed = pack(score_gradient(dp, p, deltas))
                 row = int32(pair * pair_rows + first_row(lane_number()))
-                store_packed(ds16, swizzled(shared + ds_tile, row, 0) + 4 * (lane_number() & 3))
+                within = first_column(lane_number()) * item         # bytes, of the row
+                store_box(packed, swizzled(shared + ds_tile, row, within >> 4) + (within & 15))
 
                 # dK += dS^T Q
-                dk = multiply_dsq(dk, ds16, shared + q_tiles + stage * q_bytes)
+                dk = multiply_dsq(dk, packed, shared + q_tiles + stage * q_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
                 add_dq(shared, dq_sums, b, h, i, pair, int32(1))
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()
-            store_keys(pack16(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane_number())))
+            store_keys(pack(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane_number())))
 
     signature = ((array_type(spec.dtype, 4),) * 4
                  + (real_array(spec.dtype, 4), real_array(spec.dtype, 4) if adds_dq else none)

@@ -19,7 +19,8 @@ from ..ptx.arithmetic import lane_number, uniform
 from ..ptx.assembly import float32, int32
 from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
                           wait_rows)
-from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_pack16, make_rows_down, store_rows
+from ..ptx.formats import make_pack, make_store_rows
+from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_rows_down
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores import gradients
@@ -47,14 +48,15 @@ def make_dq(tile, spec):
     _, _, k_bytes, v_bytes = layout.sizes
     q_tile, do_tile, k_tiles, v_tiles, _ = layout.offsets
 
-    copy_q, copy_do = (make_copy_rows(block_m, boxes, threads) for boxes in (layout.q_boxes, layout.v_boxes))
-    copy_k, copy_v = (make_copy_rows(block_n, boxes, threads) for boxes in (layout.q_boxes, layout.v_boxes))
+    copy_q, copy_do = (make_copy_rows(block_m, boxes, threads, spec.item) for boxes in (spec.q_boxes, spec.v_boxes))
+    copy_k, copy_v = (make_copy_rows(block_n, boxes, threads, spec.item) for boxes in (spec.q_boxes, spec.v_boxes))
     queries, keys = Operand(block_m, depth_down=False), Operand(block_n, depth_down=False)
-    multiply_qk = make_warp_product(1, block_n, d, spec.dtype, queries, keys, accumulate=False)
-    multiply_dov = make_warp_product(1, block_n, d_v, spec.dtype, queries, keys, accumulate=False)
-    multiply_dsk = make_warp_product(1, d, block_n, spec.dtype, None, Operand(block_n, depth_down=True),
+    multiply_qk = make_warp_product(1, block_n, d, spec.factors, queries, keys, accumulate=False)
+    multiply_dov = make_warp_product(1, block_n, d_v, spec.factors, queries, keys, accumulate=False)
+    multiply_dsk = make_warp_product(1, d, block_n, spec.factors, None, Operand(block_n, depth_down=True),
                                      accumulate=True)
-    zero_dq, pack16, down = make_filled(d, 0.0), make_pack16(spec.dtype), make_rows_down(1)
+    zero_dq, down = make_filled(d, 0.0), make_rows_down(1)
+    pack, store_rows = make_pack(spec.dtype), make_store_rows(spec.dtype)
     score_tile = make_score_tile(spec, block_n, PART, 1, lane_number)
     damped = gradients.make_damped(alibi)
 
@@ -127,7 +129,7 @@ def make_dq(tile, spec):
             ds = score_gradient(dp, p, deltas)
 
             # dQ += dS K
-            dq = multiply_dsk(dq, pack16(ds), k_tile)
+            dq = multiply_dsk(dq, pack(ds), k_tile)
 
             if stages == 1:
                 cuda.syncthreads()  # or the next K overwrites K_j, which others still multiply
@@ -138,7 +140,7 @@ def make_dq(tile, spec):
             j += int32(block_n)
 
         wait_rows()                 # a block must not end while its copies run
-        store_rows(pack16(scaled(dq, scale)), element_address(dq_array, b, h, row), dq_array.strides[2],
+        store_rows(pack(scaled(dq, scale)), element_address(dq_array, b, h, row), dq_array.strides[2],
                    int32(n_q - row), int32(dq_array.shape[3]))
 
     signature = ((array_type(spec.dtype, 4),) * 4 + (real_array(spec.dtype, 4),)

@@ -18,14 +18,28 @@ dQ alone, d to 128   128 x 64, 2  128 x 64            128 x 64, 2
 dQ alone, d to 256   64 x 64      64 x 32             64 x 64, 2
 ===================  ===========  ==================  ================
 
+and in float32, whose numbers are twice as long:
+
+===================  ===========  ==================  ================
+forward, d to 64     128 x 64     128 x 32            128 x 64
+forward, d to 128    128 x 32     128 x 32            128 x 32
+forward, d to 256    64 x 32      64 x 16             128 x 32
+dK, dV, d to 64      32 x 64, 2   32 x 64, 2          32 x 64, 2
+dK, dV, d to 128     32 x 64      32 x 32             32 x 64
+dK, dV, d to 256     32 x 32      16 x 16             32 x 32
+dQ alone, d to 64    128 x 32, 2  128 x 32, 2         128 x 32, 2
+dQ alone, d to 128   64 x 32, 2   64 x 32             64 x 32, 2
+dQ alone, d to 256   64 x 16      32 x 16             64 x 16, 2
+===================  ===========  ==================  ================
+
 None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all of them for each of these GPUs.
 """
 
 from dataclasses import dataclass
 
-from ..tensor_cores.spec import BOX, ITEM, WARP, DqParts, Spec, round_up
+from ...problem import FLOAT32
+from ..tensor_cores.spec import BOX_BYTES, WARP, DqParts, Spec
 
-HALF_BOX = 32           # columns
 PART = 16               # rows of a part of a fragment, which is what one instruction multiplies
 
 
@@ -65,13 +79,16 @@ TILES = ((64, Tile(4, 2, 128)), (128, Tile(4, 2, 64)), (256, Tile(8, 1, 64)), (2
 # Where a multiprocessor has 100 KB of shared memory (8.6, 8.9, 12.x): tiles of which two blocks have room there,
 # up to head dim 128.
 SMALL_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(4, 1, 64)))
+FLOAT32_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(8, 1, 32)), (256, Tile(4, 1, 32)))
+SMALL_FLOAT32_TILES = ((128, Tile(4, 2, 32)), (256, Tile(4, 1, 16)))
 SMALL = 128 * 1024
 
 
 def choose(spec, limit):
     """The tile shape for a spec on a GPU whose blocks may have `limit` bytes of shared memory; None if there is none.
     """
-    return next((tile for largest, tile in (SMALL_TILES if limit < SMALL else TILES)
+    tables = (FLOAT32_TILES, SMALL_FLOAT32_TILES) if spec.dtype == FLOAT32 else (TILES, SMALL_TILES)
+    return next((tile for largest, tile in tables[limit < SMALL]
                  if max(spec.d, spec.d_v) <= largest and Layout(tile, spec).total <= limit), None)
 
 
@@ -83,24 +100,16 @@ class Layout:
     spec: Spec
 
     @property
-    def q_boxes(self):
-        return round_up(self.spec.d, BOX) // BOX
-
-    @property
-    def v_boxes(self):
-        return round_up(self.spec.d_v, BOX) // BOX
-
-    @property
     def k(self):
-        return self.tile.block_m * self.q_boxes * BOX * ITEM
+        return self.tile.block_m * self.spec.q_boxes * BOX_BYTES
 
     @property
     def v(self):
-        return self.k + self.tile.block_n * self.q_boxes * BOX * ITEM
+        return self.k + self.tile.block_n * self.spec.q_boxes * BOX_BYTES
 
     @property
     def total(self):
-        return self.v + self.tile.block_n * self.v_boxes * BOX * ITEM
+        return self.v + self.tile.block_n * self.spec.v_boxes * BOX_BYTES
 
 
 @dataclass(frozen=True)
@@ -143,12 +152,15 @@ class BackwardTile:
 BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 2)),
                   (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)),
                   (256, BackwardTile(2, 1, 1)))
+# A row of dS, one number for each query of a step, must fit into one box: two pairs at the most.
+FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(2, 2, 1)), (256, BackwardTile(2, 1, 1)),
+                          (256, BackwardTile(1, 1, 1)))
 
 
 def choose_backward(spec, limit):
     """As `choose`, for the kernel of dK and dV."""
     size, both = max(spec.d, spec.d_v), spec.softcap and spec.alibi
-    return next((tile for largest, tile in BACKWARD_TILES
+    return next((tile for largest, tile in (FLOAT32_BACKWARD_TILES if spec.dtype == FLOAT32 else BACKWARD_TILES)
                  if size <= largest and BackwardLayout(tile, spec).total <= limit
                  and not (both and size > 64 and tile.parts > 1)), None)
 
@@ -164,17 +176,10 @@ class BackwardLayout:
     spec: Spec
 
     @property
-    def q_boxes(self):
-        return round_up(self.spec.d, BOX) // BOX
-
-    @property
-    def v_boxes(self):
-        return round_up(self.spec.d_v, BOX) // BOX
-
-    @property
     def dq_columns(self):
         """Columns of a warp's part of dQ; what is past the last box comes to nothing."""
-        return HALF_BOX if self.q_boxes == 1 else (self.q_boxes + 1) // 2 * BOX
+        box, boxes = self.spec.box, self.spec.q_boxes
+        return box // 2 if boxes == 1 else (boxes + 1) // 2 * box
 
     def dq_parts(self, by_four):
         """How dQ lies in float32: a part for each warp, 16 rows and half of the columns."""
@@ -183,9 +188,9 @@ class BackwardLayout:
     @property
     def sizes(self):
         """Bytes of k, v, a stage of q, of do, ds, a place of lse and delta."""
-        row, tile = BOX * ITEM, self.tile
-        return (self.q_boxes * tile.block_n * row, self.v_boxes * tile.block_n * row, self.q_boxes * tile.block_m * row,
-                self.v_boxes * tile.block_m * row, tile.block_n * row, 2 * tile.block_m * 4)
+        tile, q_row, v_row = self.tile, self.spec.q_boxes * BOX_BYTES, self.spec.v_boxes * BOX_BYTES
+        return (tile.block_n * q_row, tile.block_n * v_row, tile.block_m * q_row, tile.block_m * v_row,
+                tile.block_n * BOX_BYTES, 2 * tile.block_m * 4)
 
     @property
     def offsets(self):
@@ -209,11 +214,13 @@ class DqTile(Tile):
 # As TILES. A thread has block_n / 2 registers for S, as many for dP, and d / 2 for dQ.
 DQ_TILES = ((128, DqTile(8, 1, 64, 2)), (128, DqTile(8, 1, 64, 1)), (256, DqTile(4, 1, 64, 2)),
             (256, DqTile(4, 1, 64, 1)), (256, DqTile(4, 1, 32, 1)))
+FLOAT32_DQ_TILES = ((64, DqTile(8, 1, 32, 2)), (128, DqTile(4, 1, 32, 2)), (128, DqTile(4, 1, 32, 1)),
+                    (256, DqTile(4, 1, 16, 2)), (256, DqTile(4, 1, 16, 1)), (256, DqTile(2, 1, 16, 1)))
 
 
 def choose_dq(spec, limit):
     """As `choose`, for the kernel of dQ."""
-    return next((tile for largest, tile in DQ_TILES
+    return next((tile for largest, tile in (FLOAT32_DQ_TILES if spec.dtype == FLOAT32 else DQ_TILES)
                  if max(spec.d, spec.d_v) <= largest and DqLayout(tile, spec).total <= limit), None)
 
 
@@ -226,19 +233,10 @@ class DqLayout:
     spec: Spec
 
     @property
-    def q_boxes(self):
-        return round_up(self.spec.d, BOX) // BOX
-
-    @property
-    def v_boxes(self):
-        return round_up(self.spec.d_v, BOX) // BOX
-
-    @property
     def sizes(self):
         """Bytes of q, do, and a stage of k and of v."""
-        row = BOX * ITEM
-        return tuple(boxes * rows * row for rows in (self.tile.block_m, self.tile.block_n)
-                     for boxes in (self.q_boxes, self.v_boxes))
+        return tuple(boxes * rows * BOX_BYTES for rows in (self.tile.block_m, self.tile.block_n)
+                     for boxes in (self.spec.q_boxes, self.spec.v_boxes))
 
     @property
     def offsets(self):

@@ -3,20 +3,21 @@
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...problem import without_unseen_keys
+from ...problem import BFLOAT16, FLOAT16, FLOAT32, without_unseen_keys
 from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, shared_limit, why_no_device
-from ..tensor_cores.host import (begin_backward, for_copies, numbers, round_dq, why_not_for_tensor_cores,
+from ..tensor_cores.host import (begin_backward, bits, for_copies, numbers, round_dq, why_not_for_tensor_cores,
                                  zero_sums)
 from ..tensor_cores.spec import Spec, heads_together
 from .config import BackwardLayout, DqLayout, Layout, choose, choose_backward, choose_dq
 
+DTYPES = FLOAT16, BFLOAT16, FLOAT32
 ADDS_BY_FOUR = 9, 0     # compute capability from which a thread adds four numbers at once
 
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem)
+    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem, DTYPES)
 
 
 def why_not_here():
@@ -77,7 +78,7 @@ def forward(problem, operands, o, lse):
     q, k, v, target = map(for_copies, (operands.q, operands.k, operands.v, o))
     plan.launch(plan.blocks, (q, k, v, target, lse, operands.sinks, operands.alibi_slopes, *plan.numbers))
     if target is not o:
-        o.view("uint16")[...] = target.view("uint16")
+        bits(o)[...] = bits(target)
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):

@@ -28,7 +28,8 @@ from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, uniform
 from ..ptx.assembly import float32, int32, uint64
 from ..ptx.copies import BOX_ROW, Operand, commit_rows, copied_by, make_copy_rows, shared_memory, wait_rows
-from ..ptx.fragments import make_filled, make_pack16
+from ..ptx.formats import make_pack
+from ..ptx.fragments import make_filled
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores.schedule import divide, tile_place
@@ -52,15 +53,15 @@ def make_forward(tile, spec):
     d, d_v, k_tile, v_tile = spec.d, spec.d_v, layout.k, layout.v
     alibi, sinks = spec.alibi, spec.sinks
 
-    copy_q = make_copy_rows(block_m, layout.q_boxes, threads)
-    copy_k = make_copy_rows(block_n, layout.q_boxes, threads)
-    copy_v = make_copy_rows(block_n, layout.v_boxes, threads)
-    multiply_qk = make_warp_product(parts, block_n, d, spec.dtype, Operand(block_m, depth_down=False),
+    copy_q = make_copy_rows(block_m, spec.q_boxes, threads, spec.item)
+    copy_k = make_copy_rows(block_n, spec.q_boxes, threads, spec.item)
+    copy_v = make_copy_rows(block_n, spec.v_boxes, threads, spec.item)
+    multiply_qk = make_warp_product(parts, block_n, d, spec.factors, Operand(block_m, depth_down=False),
                                     Operand(block_n, depth_down=False), accumulate=False)
-    multiply_pv = make_warp_product(parts, d_v, block_n, spec.dtype, None, Operand(block_n, depth_down=True),
+    multiply_pv = make_warp_product(parts, d_v, block_n, spec.factors, None, Operand(block_n, depth_down=True),
                                     accumulate=True)
     zero_o, empty, no_sum = (make_filled(parts * d_v, 0.0), make_filled(4 * parts, -inf), make_filled(4 * parts, 0.0))
-    pack16 = make_pack16(spec.dtype)
+    pack = make_pack(spec.dtype)
     score_tile = make_score_tile(spec, block_n, warp_rows, parts, lane_number)
     store = make_store(spec.dtype, parts, lane_number)
 
@@ -117,7 +118,7 @@ def make_forward(tile, spec):
             p, m, l, alpha = online_softmax(s, m, l, factor)
 
             # O = alpha O + P V
-            o = multiply_pv(scaled(o, alpha), pack16(p), shared + v_tile)
+            o = multiply_pv(scaled(o, alpha), pack(p), shared + v_tile)
             j += int32(block_n)
 
         wait_rows()                 # a block must not end while its copies run

@@ -8,8 +8,8 @@ is encoded on the host (`hopper.tensor_map`) and comes by value, as a kernel par
 its address. One thread starts a copy of a whole box; parts of the box outside of the array are read as zeros, and not
 written.
 
-All boxes here are 64 columns of 16 bits, 128 bytes, wide. In shared memory they have the 128-byte swizzle: the 16-byte
-unit u of row r lies at unit ``u ^ (r % 8)``, so that reads down a column touch all banks.
+All boxes here are 128 bytes wide: 64 columns of 16 bits, or 32 of float32. In shared memory they have the 128-byte
+swizzle: the 16-byte unit u of row r lies at unit ``u ^ (r % 8)``, so that reads down a column touch all banks.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SHARED_SPACE = 3                # number of the address space in NVVM
 
 @dataclass(frozen=True)
 class Operand:
-    """A 16-bit matrix in shared memory that a product reads: boxes of 64 swizzled columns that lie behind one another.
+    """A matrix in shared memory that a product reads: boxes of 128 swizzled bytes a row, behind one another.
 
     Attributes
     ----------
@@ -140,14 +140,14 @@ def copied_by(thread, array, batch, head, row):
 
 
 @lru_cache(maxsize=None)
-def make_copy_rows(rows, boxes, threads):
+def make_copy_rows(rows, boxes, threads, item=2):
     """Build ``copy_rows(target, source, row_bytes, rows_left, columns, thread)``: start to copy rows side by side.
 
     ``cp.async``, ISA: "Data Movement and Conversion Instructions: cp.async". Eight neighbouring threads copy 128 bytes
-    of a row, into a box each of 64 columns. Past the last of `rows_left` rows and of `columns` zeros are written, and
-    nothing is read. `source` is `copied_by`.
+    of a row, into a box each. Past the last of `rows_left` rows and of `columns` zeros are written, and nothing is
+    read. `source` is `copied_by`; `item`: bytes of an element.
     """
-    at_once = threads // 8              # rows
+    at_once, box_columns, unit_columns = threads // 8, BOX_ROW // item, 16 // item          # rows, columns
     if rows % at_once or at_once not in (8, 16, 32, 64):
         raise ValueError(f"{threads} threads copy {at_once} rows at once, and that must divide {rows}")
     # all in one block: apart, the compiler would keep the address of each row in registers of its own
@@ -156,7 +156,7 @@ def make_copy_rows(rows, boxes, threads):
     for first in range(0, rows, at_once):
         lines.append(f"setp.gt.s32 row, $3, {first};")
         for box in range(boxes):
-            lines += [f"setp.gt.and.s32 both, $4, {box * BOX_COLUMNS}, row; selp.b32 size, 16, 0, both;",
+            lines += [f"setp.gt.and.s32 both, $4, {box * box_columns}, row; selp.b32 size, 16, 0, both;",
                       f"cp.async.cg.shared.global.L2::128B [$0 + {(box * rows + first) * BOX_ROW}], "
                       f"[at + {box * BOX_ROW}], 16, size;"]
         lines.append("add.s64 at, at, step;")
@@ -169,7 +169,7 @@ def make_copy_rows(rows, boxes, threads):
             swizzled = builder.xor(unit, builder.and_(row, int32_(7)))
             target = builder.add(target, builder.add(builder.mul(row, int32_(BOX_ROW)),
                                                      builder.mul(swizzled, int32_(16))))
-            rows_left, columns = builder.sub(rows_left, row), builder.sub(columns, builder.mul(unit, int32_(8)))
+            rows_left, columns = builder.sub(rows_left, row), builder.sub(columns, builder.mul(unit, int32_(unit_columns)))
             emit(builder, " ".join(lines) + " }", ir.VoidType(), [], [target, source, row_bytes, rows_left, columns],
                  ["r", "l", "l", "r", "r"])
             return context.get_dummy_value()

@@ -45,8 +45,8 @@ def first_column(thread):
     return (thread & 3) * 2
 
 
-def _is_pair(type_):
-    return isinstance(type_, types.UniTuple) and type_.count in (2, 4)
+def _is_pair(type_, fragment):
+    return isinstance(type_, types.UniTuple) and type_.count in (2, 4) and type_.count < fragment.count
 
 
 def _row(element, part):
@@ -60,7 +60,7 @@ def _column(element, part):
 
 def _part_size(fragment, args):
     """Elements of one part, as told by a pair among the arguments."""
-    return fragment.count * 2 // next((arg.count for arg in args if _is_pair(arg)), 2)
+    return fragment.count * 2 // next((arg.count for arg in args if _is_pair(arg, fragment)), 2)
 
 
 def elementwise(function):
@@ -110,7 +110,7 @@ def _mapped(function, row, with_column, numbers=0):
 
         def index_of(arg):
             if isinstance(arg, types.UniTuple):
-                return row if _is_pair(arg) else lambda element, part: element
+                return row if _is_pair(arg, fragment) else lambda element, part: element
 
         part = _part_size(fragment, args)
         indices = list(map(index_of, args))

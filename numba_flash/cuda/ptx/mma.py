@@ -1,20 +1,41 @@
-"""Whole matrix products of a warp: ``mma.sync.m16n8k16``, and ``ldmatrix``, which reads operands from shared memory.
+"""Whole matrix products of a warp: ``mma.sync``, and the loads of its operands from shared memory.
 
-One instruction multiplies 16 x 16 by 16 x 8. A product is as many of them as it takes, in one block of PTX, with the
-loads of its operands between them; the assembler moves the loads ahead of what waits for them.
+One instruction multiplies 16 x 16 by 16 x 8 numbers of 16 bits (``m16n8k16``), or 16 x 8 by 8 x 8 of float32, of which
+it takes the 11 leading bits, a TF32 number (``m16n8k8``). A product is as many of them as it takes, in one block of
+PTX, with the loads of its operands between them; the assembler moves the loads ahead of what waits for them.
 
 An accumulator is a fragment (see `fragments`) of one part, 16 rows, or of two: what is loaded of B then serves twice.
 
-``ldmatrix.x4`` reads four matrices of 8 x 8. Lanes 0 to 7 give the addresses of the first one's rows, 16 bytes each,
-lanes 8 to 15 those of the second, and so on. Of each matrix, or of its transpose (``.trans``), a lane gets the two
-elements that it holds of a fragment. The four are the quarters of 16 x 16 elements, in an order that depends on how an
+``ldmatrix.x4`` reads four matrices of 8 rows of 16 bytes. Lanes 0 to 7 give the addresses of the first one's rows,
+lanes 8 to 15 those of the second, and so on. Of each matrix, or of its transpose (``.trans``), a lane gets the 4 bytes
+that it holds of a fragment. The four are the quarters of 16 rows of 32 bytes, in an order that depends on how an
 operand lies in shared memory::
 
-                          the depth runs along its rows          down its rows (.trans)
+                          the depth runs along its rows          down its rows (.trans, 16 bits only)
     A, 16 rows            0 2   Q in Q K^T                       0 1   dS in dS K, if its transpose is there
                           1 3                                    2 3
     B, 16 columns         0 1   K in Q K^T                       0 2   V in P V
                           2 3                                    1 3
+
+**float32, by single numbers.** ``.trans`` moves pairs of 16 bits only, so where the depth runs down the rows a lane
+loads its numbers one by one. And P, an accumulator, is not yet what ``m16n8k8`` takes for A: lane c of a quad holds its
+columns 2c and 2c + 1, and should hold c and c + 4. But a sum may be taken in any order. So columns 2c and 2c + 1 are
+*called* c and c + 4, and of V the lane reads rows 2c and 2c + 1 where it should have read c and c + 4: each pair of
+factors meets as before, and nothing is exchanged.
+
+**float32, exactly.** x is split into hi, x rounded to TF32, and lo = x - hi, which is exact and has 12 bits, of which
+the tensor core takes 11; what is lost is at most one unit of x's last place, up as often as down, for hi is rounded and
+not cut off. Then A B = lo hi + hi lo + hi hi, without lo lo, 2^-24 of the rest. A tensor core cuts off what does not
+fit into its float32 sum, always towards zero: in a chain over n steps the losses add up to n/2 units of the last
+place, some 4e-6 for a depth of 256, where float32 sums are right to 5e-7. So each step of the depth is a chain of its
+own, of three instructions, the small products first, and is added to the accumulator by an ordinary addition, which
+rounds to the nearest.
+
+**float32, at TF32's precision** (``precision="tf32"``): hi hi alone, all in one chain. Rounding by one multiplication:
+hi = x (1 + 2^-11.5), of which the tensor core cuts the end off, adds between 0.7 and 1.4 halves of the unit that x is
+cut to. It lets infinity and NaN be.
+
+Infinity: hi is infinity and lo = inf - inf NaN, so three products answer NaN.
 """
 
 from functools import lru_cache
@@ -22,26 +43,33 @@ from functools import lru_cache
 from llvmlite import ir
 from numba.cuda.typing import signature as numba_signature
 
-from ...problem import FLOAT16
+from ...problem import FLOAT16, FLOAT32
 from .assembly import emit, float32, pack, registers, uint32, unpack, with_arity
 from .copies import BOX_ROW
 
-STEP = 16                       # depth of one instruction, rows of A's and columns of B's `ldmatrix`
-BOX_STEPS = 4                   # in a box of 64 columns
+STEP = 16                       # rows of A's and columns of B's `ldmatrix`
+STEP_BYTES = 32                 # of a row: the depth of one instruction
+BOX_STEPS = 4                   # in a row of a box
+HALF_UNIT, LEADING_BITS = 1 << 12, -1 << 13             # of a TF32 number that lies in a float32
+ROUND_TF32 = "0f3F800B50"                               # 1 + 2^-11.5
+
+
+def _bits(builder, x, shift, mask):
+    return builder.and_(builder.lshr(x, x.type(shift)), x.type(mask))
+
+
+def _lane(builder):
+    return emit(builder, "mov.u32 $0, %laneid;", ir.IntType(32), ["=r"], [], [], pure=True)
 
 
 def _lane_address(builder, address, downwards):
-    """Address that this lane gives for the first 16 x 16 elements of a swizzled tile.
+    """Address that this lane gives for the first 16 rows of 32 bytes of a swizzled tile.
 
     `address` is that of the first of them, whose row's number is a multiple of 8.
     `downwards`: matrix 1 lies below matrix 0, and not beside it.
     """
-    lane = emit(builder, "mov.u32 $0, %laneid;", ir.IntType(32), ["=r"], [], [], pure=True)
-
-    def bits(shift, mask):
-        return builder.and_(builder.lshr(lane, lane.type(shift)), lane.type(mask))
-
-    within, lower, beside = bits(0, 7), bits(3, 1), bits(4, 1)
+    lane = _lane(builder)
+    within, lower, beside = (_bits(builder, lane, *bits) for bits in ((0, 7), (3, 1), (4, 1)))
     if not downwards:
         lower, beside = beside, lower
     row = builder.or_(within, builder.shl(lower, lane.type(3)))
@@ -49,31 +77,122 @@ def _lane_address(builder, address, downwards):
     return builder.xor(builder.add(address, builder.mul(row, lane.type(BOX_ROW))), builder.shl(unit, lane.type(4)))
 
 
+def _number_address(builder, address):
+    """Address of the first number that this lane loads where the depth of float32 runs down the rows: row 2c."""
+    lane = _lane(builder)
+    row, unit, within = builder.shl(_bits(builder, lane, 0, 3), lane.type(1)), *(
+        _bits(builder, lane, *bits) for bits in ((4, 1), (2, 3)))
+    address = builder.add(address, builder.mul(row, lane.type(BOX_ROW)))
+    address = builder.add(address, builder.shl(within, lane.type(2)))
+    return builder.xor(address, builder.shl(builder.xor(unit, row), lane.type(4)))
+
+
 def _place(operand, outer, k):
-    """Where 16 x 16 elements of an operand are: what to xor the lane's address with, and what to add then."""
+    """Where 16 rows of 32 bytes of an operand are: what to xor the lane's address with, and what to add then."""
     row, column = (k, outer) if operand.depth_down else (outer, k)
     box, within = divmod(column, BOX_STEPS)
     return within, row * STEP * BOX_ROW + box * operand.rows * BOX_ROW
 
 
 def _load(name, address, operand, outer, k):
-    """A line of PTX: registers ``name0`` to ``name3`` from 16 x 16 elements."""
+    """A line of PTX: registers ``name0`` to ``name3`` from 16 rows of 32 bytes."""
     within, offset = _place(operand, outer, k)
     trans = ".trans" if operand.depth_down else ""
-    return (f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{{name}0, {name}1, {name}2, {name}3}}, "
-            f"[{address}{within} + {offset}];")
+    return [f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{{name}0, {name}1, {name}2, {name}3}}, "
+            f"[{address}{within} + {offset}];"]
 
 
-def _list(*names):
+def _load_numbers(name, address, operand, outer, k, of_a):
+    """The same from 8 rows of 16 float32, one by one: rows 2c and 2c + 1, two columns eight apart."""
+    lines = []
+    for n in range(4):
+        odd, half = (n // 2, n % 2) if of_a else (n % 2, n // 2)
+        box, within = divmod(2 * outer + half, BOX_STEPS)
+        offset = (8 * k + odd + box * operand.rows) * BOX_ROW
+        lines.append(f"ld.shared.b32 {name}{n}, [{address}{within + BOX_STEPS * odd} + {offset}];")
+    return lines
+
+
+def _addresses(name, address, by_numbers):
+    """This lane's address for each step of a box's columns; by numbers, then for each in an odd row."""
+    return [f"xor.b32 {name}{n}, {address}, {32 * (n % BOX_STEPS) + 16 * (n // BOX_STEPS)};"
+            for n in range(BOX_STEPS * (2 if by_numbers else 1))]
+
+
+def _list(names):
     return "{" + ", ".join(names) + "}"
 
 
+def _mma(shape, types, acc, a, b, before):
+    return f"mma.sync.aligned.{shape}.row.col.{types} {_list(acc)}, {_list(a)}, {_list(b)}, {_list(before)};"
+
+
+ZEROS = ["zero"] * 4
+
+
+class _Of16Bits:
+    """What a step of a product is for 16-bit numbers: one instruction."""
+
+    declared = step = ""
+
+    def __init__(self, dtype):
+        element = "f16" if dtype == FLOAT16 else "bf16"
+        self.types = f"f32.{element}.{element}.f32"
+
+    def prepare(self, side, names):
+        """What has to be done to registers of A or B before, and what is multiplied then."""
+        return [], names
+
+    def multiply(self, pieces, begins):
+        """PTX of ``acc += a b`` for each of the pieces (acc, a, b); if it `begins`, ``acc = a b``."""
+        return [_mma("m16n8k16", self.types, acc, a, b, ZEROS if begins else acc) for acc, a, b in pieces]
+
+
+class _OfTf32:
+    """For float32 at TF32's precision: one instruction, and rounding before."""
+
+    declared, step = ".reg .b32 a_hi<8>, b_hi<4>;", ""
+
+    def prepare(self, side, names):
+        hi = [f"{side}_hi{n}" for n in range(len(names))]
+        return [f"mul.f32 {h}, {x}, {ROUND_TF32};" for h, x in zip(hi, names)], hi
+
+    def multiply(self, pieces, begins):
+        return [_mma("m16n8k8", "f32.tf32.tf32.f32", acc, a, b, ZEROS if begins else acc) for acc, a, b in pieces]
+
+
+class _OfFloat32:
+    """For float32: three instructions from zero on, and an addition; see the top of the module."""
+
+    declared = ".reg .b32 a_hi<8>, b_hi<4>, a_lo<8>, b_lo<4>; .reg .f32 t<16>; .reg .pred never;"
+    # The assembler would put all additions off to the end, and has no registers for what waits for them: it moves
+    # nothing past an instruction that might end the thread. No address is 0: the driver's own memory lies there.
+    step = "setp.eq.u32 never, {b}, 0; @never trap;"
+
+    def prepare(self, side, names):
+        hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
+        return [f"add.u32 {h}, {x}, {HALF_UNIT}; and.b32 {h}, {h}, {LEADING_BITS}; sub.f32 {l}, {x}, {h};"
+                for h, l, x in zip(hi, lo, names)], list(zip(hi, lo))
+
+    def multiply(self, pieces, begins):
+        lines = []
+        for place, (a_part, b_part) in enumerate(((1, 0), (0, 1), (0, 0))):         # lo hi, hi lo, hi hi
+            for n, (acc, a, b) in enumerate(pieces):        # by turns: each waits for its last
+                t = [f"t{4 * n + e}" for e in range(4)]
+                lines.append(_mma("m16n8k8", "f32.tf32.tf32.f32", acc if begins and place == 2 else t,
+                                  [x[a_part] for x in a], [x[b_part] for x in b], t if place else ZEROS))
+        if not begins:
+            lines += [f"add.f32 {x}, {x}, t{4 * n + e};" for n, (acc, _, _) in enumerate(pieces)
+                      for e, x in enumerate(acc)]
+        return lines
+
+
 @lru_cache(maxsize=None)
-def make_warp_product(parts, columns, depth, dtype, a_operand, b_operand, accumulate):
+def make_warp_product(parts, columns, depth, number, a_operand, b_operand, accumulate):
     """Build ``product(acc, a, b)``, ``acc + A B``; without `accumulate` ``product(a, b)``, ``A B``.
 
-    ``mma.sync.m16n8k16``, ISA: "Warp Level Matrix Multiply-Accumulate Instructions: mma", "Matrix Fragments for
-    mma.m16n8k16"; "Warp-level matrix load instruction: ldmatrix".
+    ``mma.sync``, ISA: "Warp Level Matrix Multiply-Accumulate Instructions: mma", "Matrix Fragments for mma.m16n8k16",
+    "... mma.m16n8k8"; "Warp-level matrix load instruction: ldmatrix".
 
     Parameters
     ----------
@@ -81,7 +200,8 @@ def make_warp_product(parts, columns, depth, dtype, a_operand, b_operand, accumu
         Of the accumulator, and of A.
     columns, depth : int
         Multiples of 16.
-    dtype : numpy.dtype
+    number : numpy.dtype or "tf32"
+        What is multiplied; "tf32" is float32 at TF32's precision.
     a_operand, b_operand : Operand
         How A and B lie in shared memory: their addresses are passed. If `a_operand` is None, A is a packed fragment.
     accumulate : bool
@@ -91,38 +211,55 @@ def make_warp_product(parts, columns, depth, dtype, a_operand, b_operand, accumu
     An operand may be a part of the tile that lies there: the address is then that of its first element. Its columns
     must not go on in another box if they begin within one.
     """
-    count, element = parts * columns // 2, "f16" if dtype == FLOAT16 else "bf16"
-    a_count = 1 if a_operand else parts * depth // 4
+    is_32_bit = number == "tf32" or number == FLOAT32
+    kind = _OfTf32() if number == "tf32" else _OfFloat32() if is_32_bit else _Of16Bits(number)
+    count, step = parts * columns // 2, STEP_BYTES // (4 if is_32_bit else 2)
+    a_words = depth // step * 4         # registers of a part of A
+    a_count = 1 if a_operand else parts * a_words
+    order = (0, 2, 1, 3) if is_32_bit else (0, 1, 2, 3)     # of A's registers in an accumulator: columns 2c, 2c + 1
+
+    def by_numbers(operand):
+        return is_32_bit and operand is not None and operand.depth_down
+
+    def load(name, address, operand, outer, k, of_a):
+        return (_load_numbers(name, address, operand, outer, k, of_a) if by_numbers(operand)
+                else _load(name, address, operand, outer, k))
 
     def text():
         first = count * (2 if accumulate else 1)                    # number of the first operand that is not acc
-        a_first, b_address = f"${first}", f"${first + a_count}"
         # a: A of each part; b: B; at_a, at_b: this lane's address for each step within a box
-        lines = ["{ .reg .b32 a0_<4>, a1_<4>, b<4>, at_a<4>, at_b<4>; .reg .f32 zero; mov.f32 zero, 0f00000000;"]
-        lines += [f"xor.b32 at_b{n}, {b_address}, {32 * n};" for n in range(BOX_STEPS)]
+        lines = ["{ .reg .b32 a0_<4>, a1_<4>, b<4>, at_a<8>, at_b<8>; .reg .f32 zero; mov.f32 zero, 0f00000000;",
+                 kind.declared, *_addresses("at_b", f"${first + a_count}", by_numbers(b_operand))]
         if a_operand:
-            lines += [f"xor.b32 at_a{n}, {a_first}, {32 * n};" for n in range(BOX_STEPS)]
-        for k in range(depth // STEP):
-            if a_operand:
-                lines += [_load(f"a{part}_", "at_a", a_operand, part, k) for part in range(parts)]
-                a = [_list(*(f"a{part}_{n}" for n in range(4))) for part in range(parts)]
-            else:
-                starts = [first + part * depth // 4 + 4 * k for part in range(parts)]
-                a = [_list(*(f"${start + n}" for n in range(4))) for start in starts]
+            lines += _addresses("at_a", f"${first}", by_numbers(a_operand))
+        for k in range(depth // step):
+            a = []
+            for part in range(parts):
+                if a_operand:
+                    lines += load(f"a{part}_", "at_a", a_operand, part, k, True)
+                    a += [f"a{part}_{n}" for n in range(4)]
+                else:
+                    a += [f"${first + part * a_words + 4 * k + n}" for n in order]
+            made, a = kind.prepare("a", a)
+            lines += [kind.step.format(b=f"${first + a_count}"), *made]
             for outer in range(columns // STEP):
-                lines.append(_load("b", "at_b", b_operand, outer, k))
+                made, b = kind.prepare("b", [f"b{n}" for n in range(4)])
+                lines += load("b", "at_b", b_operand, outer, k, False) + made
+                pieces = []
                 for part in range(parts):
                     for half in range(2):
                         start = part * columns // 2 + 8 * outer + 4 * half
-                        acc = _list(*(f"${start + n}" for n in range(4)))
-                        lines.append(f"mma.sync.aligned.m16n8k16.row.col.f32.{element}.{element}.f32 {acc}, {a[part]}, "
-                                     + _list(f"b{2 * half}", f"b{2 * half + 1}") + ", "
-                                     + (acc if k or accumulate else _list(*["zero"] * 4)) + ";")
+                        pieces.append(([f"${start + n}" for n in range(4)], a[4 * part:4 * part + 4],
+                                       b[2 * half:2 * half + 2]))
+                lines += kind.multiply(pieces, begins=not (k or accumulate))
         return " ".join(lines) + " }"
 
     def generate(builder, acc, a, b):
-        b = _lane_address(builder, b, downwards=b_operand.depth_down)
-        if a_operand:
+        b = (_number_address(builder, b) if by_numbers(b_operand)
+             else _lane_address(builder, b, downwards=b_operand.depth_down))
+        if by_numbers(a_operand):
+            a = [_number_address(builder, a)]
+        elif a_operand:
             a = [_lane_address(builder, a, downwards=not a_operand.depth_down)]
         else:
             a = unpack(builder, a, a_count)

@@ -1,4 +1,4 @@
-"""What comes before a backward kernel, lse and delta of the queries, and after it: dQ in 16 bits."""
+"""What comes before a backward kernel, lse and delta of the queries, and after it: dQ in its dtype."""
 
 from functools import lru_cache
 from math import inf
@@ -6,14 +6,14 @@ from math import inf
 from ..compile import cuda, device
 from ..ptx.assembly import float32, int32, uint64
 from ..ptx.copies import element_address, load_global_words
-from ..ptx.fragments import (elementwise, first_row, make_fold_rows, make_load_sums, make_pack16, make_unpack16,
-                             store_rows)
+from ..ptx.formats import make_pack, make_store_rows, make_unpack
+from ..ptx.fragments import elementwise, first_row, make_fold_rows, make_load_sums
 from ..signatures import array_type, none, real_array
 from .schedule import divide
 from .softmax import plus, scaled
-from .spec import ITEM, LOG2_E, WARPGROUP
+from .spec import LOG2_E, WARPGROUP
 
-PIECE = 8               # elements that a thread takes: 16 bytes of 16-bit numbers
+PIECE_BYTES = 16        # what a thread takes at once
 ALL_LANES = 0xffffffff
 
 fold_sum, first_row = make_fold_rows(plus), device(first_row)
@@ -33,7 +33,7 @@ def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
     tile]`` holds `block_m` lse and as many delta: what the backward kernel copies at once. Past the last query, and
     where a query sees nothing, lse is +inf: exp(s - inf) is 0 there, not NaN.
     """
-    unpack16 = make_unpack16(dtype)
+    unpack, item = make_unpack(dtype), dtype.itemsize
 
     def query_numbers_kernel(do, o, lse, dlse, numbers):
         n_q, heads, tiles = int32(o.shape[2]), int32(o.shape[1]), int32(numbers.shape[2])
@@ -43,11 +43,13 @@ def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
             return
         b, h = divide(bh, heads)
         delta = float32(0)
-        if row < n_q and lane * PIECE < o.shape[3]:
-            x = unpack16(load_global_words(element_address(o, b, h, row) + uint64(lane * (PIECE * ITEM))))
-            y = unpack16(load_global_words(element_address(do, b, h, row) + uint64(lane * (PIECE * ITEM))))
+        place, stop = int32(lane * PIECE_BYTES), int32(o.shape[3] * item) if row < n_q else int32(0)
+        while place < stop:
+            x = unpack(load_global_words(element_address(o, b, h, row) + uint64(place)))
+            y = unpack(load_global_words(element_address(do, b, h, row) + uint64(place)))
             sums = fold_sum(product_unless_zero(x, y), (float32(0), float32(0)))
-            delta = sums[0] + sums[1]
+            delta += sums[0] + sums[1]
+            place += int32(lanes * PIECE_BYTES)
         distance = int32(lanes // 2)
         while distance > 0:
             delta += cuda.shfl_xor_sync(ALL_LANES, delta, distance)
@@ -67,12 +69,13 @@ def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
 
 @lru_cache(maxsize=None)
 def make_round(parts, dtype):
-    """Build the kernel for ``dq = scale * sums`` in 16 bits, from `DqParts`.
+    """Build the kernel for ``dq = scale * sums`` in its dtype, from `DqParts`.
 
     Grid: one block of 128 threads for as many parts as it has groups. Each group holds its part as who added to it.
     """
     threads, rows, columns, across = parts.threads, parts.rows, parts.columns, parts.across
-    load_sums, pack16 = make_load_sums(columns, threads, parts.by_four), make_pack16(dtype)
+    load_sums, pack = make_load_sums(columns, threads, parts.by_four), make_pack(dtype)
+    store_rows, item = make_store_rows(dtype), dtype.itemsize
 
     def round_kernel(sums, dq_array, scale):
         group, thread = divide(cuda.threadIdx.x, threads)
@@ -83,7 +86,7 @@ def make_round(parts, dtype):
         down, side = divide(part, across)
         row, column = int32(down * rows + first_row(thread)), int32(side * columns)
         dq = load_sums(element_address(sums, b, h, part), thread)
-        store_rows(pack16(scaled(dq, scale)), element_address(dq_array, b, h, row) + uint64(column * ITEM),
+        store_rows(pack(scaled(dq, scale)), element_address(dq_array, b, h, row) + uint64(column * item),
                    dq_array.strides[2], int32(dq_array.shape[2] - row), int32(dq_array.shape[3] - column))
 
     return round_kernel, (real_array(dtype, 4), array_type(dtype, 4), float32)

@@ -7,26 +7,28 @@ import numpy as np
 from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
 from ..host import run_dsinks
 from ..launch import launcher
-from .spec import ITEM, LOG2_E, WARPGROUP
+from .spec import LOG2_E, WARP, WARPGROUP
 
-LARGEST_HEAD_DIM, HEAD_DIM_STEP = 256, 8        # a row of 8 elements is 16 bytes, the unit of copies
+LARGEST_HEAD_DIM = 256
 LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
-ALIGNMENT = 16                                  # bytes, of the base and of all strides
+ALIGNMENT = 16                                  # bytes, of the base and of all strides: the unit of copies
 LARGEST_STRIDE = 1 << 40
-PIECE, THREADS = 8, 256                         # of the kernels around a backward kernel
+THREADS = 256                                   # of the kernels around a backward kernel
 
 
-def why_not_for_tensor_cores(problem):
-    """Why neither engine can do a problem, in words; None if it can."""
-    if problem.dtype not in (FLOAT16, BFLOAT16):
-        return f"its tensor cores take float16 and bfloat16, and the inputs are {problem.dtype}"
+def why_not_for_tensor_cores(problem, dtypes=(FLOAT16, BFLOAT16)):
+    """Why an engine for these dtypes can't do a problem, in words; None if it can."""
+    if problem.dtype not in dtypes:
+        return f"it takes {', '.join(map(str, dtypes))}, and the inputs are {problem.dtype}"
+    step = ALIGNMENT // problem.dtype.itemsize
     for name in "bias", "mask":
         if getattr(problem, name):
             return f"it has no {name} yet"
     for name in "d", "d_v":
         size = getattr(problem, name)
-        if size % HEAD_DIM_STEP or size > LARGEST_HEAD_DIM:
-            return (f"head dims must be multiples of {HEAD_DIM_STEP} up to {LARGEST_HEAD_DIM}, and {name} is {size}")
+        if size % step or size > LARGEST_HEAD_DIM:
+            return (f"head dims of {problem.dtype} must be multiples of {step} up to {LARGEST_HEAD_DIM}, and {name} is "
+                    f"{size}")
     if max(problem.n_q, problem.n_k) > LARGEST_LENGTH:
         return f"sequences must not be longer than {LARGEST_LENGTH}"
     return None
@@ -40,19 +42,29 @@ def numbers(spec, problem):
 
 
 @lru_cache(maxsize=1024)
-def _addressable(rest, shape, strides):
+def _addressable(rest, item, shape, strides):
     """Whether copies of 16 bytes, and tensor maps, can read an array of four axes whose address leaves this rest."""
-    return (rest == 0 and (strides[3] == ITEM or shape[3] == 1)
+    return (rest == 0 and (strides[3] == item or shape[3] == 1)
             and all(size == 1 or (stride % ALIGNMENT == 0 and 0 < stride < LARGEST_STRIDE)
                     for size, stride in zip(shape[:3], strides)))
 
 
 def for_copies(x):
     """`x`, or a copy of it if its rows can't be copied by 16 bytes."""
-    if _addressable(x.data.ptr % ALIGNMENT, x.shape, x.strides):
+    if _addressable(x.data.ptr % ALIGNMENT, x.itemsize, x.shape, x.strides):
         return x
     import cupy
-    return cupy.ascontiguousarray(x.view("uint16")).view(x.dtype)
+    return cupy.ascontiguousarray(bits(x)).view(x.dtype)
+
+
+def bits(x):
+    """The same memory as whole numbers, which CuPy copies whatever the dtype."""
+    return x.view(f"u{x.itemsize}")
+
+
+def lanes_of_query(d_v, item):
+    """How many lanes share a row of dO and O, each 16 bytes of it: a power of two."""
+    return min(WARP, 1 << (-(-d_v * item // ALIGNMENT) - 1).bit_length())
 
 
 def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
@@ -69,7 +81,7 @@ def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
     """
     import cupy
     do, o, b, h = for_copies(do), for_copies(o), problem.batch, problem.heads
-    tiles, lanes = -(-problem.n_q // block_m), 1 << (-(-problem.d_v // PIECE) - 1).bit_length()
+    tiles, lanes = -(-problem.n_q // block_m), lanes_of_query(problem.d_v, problem.dtype.itemsize)
     query_numbers = cupy.empty((b, h, tiles, 2 * block_m), np.float32)
     launch = launcher("tensor_cores.backward_parts:make_query_numbers",
                       (THREADS, lanes, block_m, problem.dtype, dlse is not None), (THREADS, 1), 0)
@@ -80,7 +92,7 @@ def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
     first, stop = problem.seen
     dk, dv = gradients.dk[:, :, first:stop], gradients.dv[:, :, first:stop]
     if stop - first < problem.n_k:
-        gradients.dk.view("uint16")[...], gradients.dv.view("uint16")[...] = 0, 0
+        bits(gradients.dk)[...], bits(gradients.dv)[...] = 0, 0
     return *without_unseen_keys(problem, operands), query_numbers, do, dk, dv
 
 
@@ -91,6 +103,6 @@ def zero_sums(problem, parts):
 
 
 def round_dq(parts, sums, dq, problem):
-    """Scale the sums for dQ and write them in 16 bits."""
+    """Scale the sums for dQ and write them in its dtype."""
     launch = launcher("tensor_cores.backward_parts:make_round", (parts, problem.dtype), (WARPGROUP, 1), 0)
     launch(-(-sums.size // sums.shape[3] // (WARPGROUP // parts.threads)), (sums, dq, problem.scale))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 WARP, WARPGROUP = 32, 128   # threads
-BOX = 64                # columns of a box with the 128-byte swizzle: boxes of a tile lie behind one another
-ITEM = 2                # bytes of an element
+BOX_BYTES = 128         # of a row of a box with the 128-byte swizzle: boxes of a tile lie behind one another
+BOX, ITEM = 64, 2       # columns of a box, and bytes of an element, of 16-bit numbers
 LOG2_E = math.log2(math.e)
 KEY_STEP = 16           # d is rounded up to the depth of one product's instruction
 VALUE_STEP = 16         # and d_v to the columns of a packed fragment
@@ -31,6 +31,8 @@ class Spec:
     hook : bool
         Whether scores pass the score hook; else `scale` is all that happens to them, and joins the exponent's factor.
     softcap, alibi, sinks : bool
+    tf32 : bool
+        Whether products of float32 numbers take their leading 11 bits only.
     """
 
     dtype: np.dtype
@@ -40,6 +42,32 @@ class Spec:
     softcap: bool = False
     alibi: bool = False
     sinks: bool = False
+    tf32: bool = False
+
+    @property
+    def item(self):
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def box(self):
+        """Columns of a box."""
+        return BOX_BYTES // self.item
+
+    @property
+    def q_boxes(self):
+        """Boxes of a tile of Q or K."""
+        return -(-self.d // self.box)
+
+    @property
+    def v_boxes(self):
+        """Boxes of a tile of V or dO."""
+        return -(-self.d_v // self.box)
+
+    @property
+    def factors(self):
+        """What products multiply: see `ptx.mma`."""
+        return "tf32" if self.tf32 else self.dtype
 
     @classmethod
     def of(cls, problem):
@@ -50,7 +78,7 @@ class Spec:
         softcap = problem.softcap is not None
         hook = softcap or problem.alibi or not SMALLEST_FACTOR < problem.scale < LARGEST_FACTOR
         return cls(problem.dtype, round_up(problem.d, KEY_STEP), round_up(problem.d_v, VALUE_STEP), hook, softcap,
-                   problem.alibi, problem.sinks)
+                   problem.alibi, problem.sinks, problem.tf32)
 
     @classmethod
     def of_backward(cls, problem):

@@ -10,8 +10,8 @@ from ...scores import make_score
 from ..compile import device
 from ..ptx.assembly import float32, int32
 from ..ptx.copies import element_address
-from ..ptx.fragments import (elementwise, first_column, first_row, make_pack16, make_part, make_rows_down, rowwise,
-                             store_rows)
+from ..ptx.formats import make_pack, make_store_rows
+from ..ptx.fragments import elementwise, first_column, first_row, make_part, make_rows_down, rowwise
 from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, probability,
                       product, squash, top, total, weight_of)
 
@@ -102,18 +102,18 @@ def online_softmax(s, m_old, l, factor):
 @lru_cache(maxsize=None)
 def make_store(dtype, parts, thread):
     """Build ``store(o, m, l, factor, sink, o_array, lse, b, h, i)``, for groups as in `make_score_tile`."""
-    pack16 = make_pack16(dtype)
+    pack, store_rows = make_pack(dtype), make_store_rows(dtype)
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
 
     @device
-    def store_part(o16, row_lse, o_array, lse, b, h, row, number):
+    def store_part(packed, row_lse, o_array, lse, b, h, row, number):
         n_q = lse.shape[2]
         if number & 3 == 0:
             if row < n_q:
                 lse[b, h, row] = row_lse[0]
             if row + 8 < n_q:
                 lse[b, h, row + 8] = row_lse[1]
-        store_rows(o16, element_address(o_array, b, h, row), o_array.strides[2], int32(n_q - row),
+        store_rows(packed, element_address(o_array, b, h, row), o_array.strides[2], int32(n_q - row),
                    int32(o_array.shape[3]))
 
     @device
@@ -124,10 +124,10 @@ def make_store(dtype, parts, thread):
         l = across_sum(l)
         base = finite(top(m, factor, sink))
         l = total(l, m, factor, base, sink)
-        o16 = pack16(normalised(o, weight_of(m, factor, base, l)))
+        packed = pack(normalised(o, weight_of(m, factor, base, l)))
         row_lse = lse_of(l, base)
-        store_part(part_0(o16), part_0(row_lse), o_array, lse, b, h, row, number)
+        store_part(part_0(packed), part_0(row_lse), o_array, lse, b, h, row, number)
         if parts == 2:
-            store_part(part_1(o16), part_1(row_lse), o_array, lse, b, h, int32(row + PART), number)
+            store_part(part_1(packed), part_1(row_lse), o_array, lse, b, h, int32(row + PART), number)
 
     return store

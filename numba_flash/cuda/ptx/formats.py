@@ -1,0 +1,93 @@
+"""What a fragment is outside of products, by the arrays' dtype: 16-bit numbers in pairs, or float32 one by one.
+
+*Packed*, a fragment is a tuple of 32-bit words: what the next product takes for A, and what is stored. For 16-bit
+numbers these are the functions of `fragments`; a float32 word is the number itself.
+"""
+
+from functools import lru_cache
+
+from llvmlite import ir
+from numba.cuda import types
+from numba.cuda.typing import signature as numba_signature
+
+from ...problem import FLOAT32
+from .assembly import LLVM_TYPES, emit, float32, int32, int64, pack, registers, uint32, uint64, unpack, with_arity
+from .fragments import make_pack16, make_store_packed, make_unpack16, store_rows
+
+
+def _make_same_bits(of, to):
+    """Build the function that takes 32-bit registers of one type for those of another."""
+    def same_bits(typing_context, fragment):
+        def codegen(context, builder, signature, args):
+            return pack(builder, [builder.bitcast(x, LLVM_TYPES[to]) for x in unpack(builder, args[0], fragment.count)])
+
+        return numba_signature(registers(to, fragment.count), registers(of, fragment.count)), codegen
+
+    return with_arity(same_bits, ("fragment",))
+
+
+_words_of_floats, _floats_of_words = _make_same_bits(float32, uint32), _make_same_bits(uint32, float32)
+
+
+def make_pack(dtype):
+    """Build ``pack(fragment)``."""
+    return _words_of_floats if dtype == FLOAT32 else make_pack16(dtype)
+
+
+def make_unpack(dtype):
+    """Build ``unpack(packed)``, its inverse."""
+    return _floats_of_words if dtype == FLOAT32 else make_unpack16(dtype)
+
+
+def _store_floats(typing_context, packed, address, row_bytes, rows, columns):
+    """`fragments.store_rows` for float32: two neighbours at once, and a quad's four lanes 32 bytes side by side."""
+    def codegen(context, builder, signature, args):
+        words, (_, address, row_bytes, rows, columns) = unpack(builder, args[0], packed.count), args
+        int32_, int64_ = ir.IntType(32), ir.IntType(64)
+        lane = emit(builder, "mov.u32 $0, %tid.x;", int32_, ["=r"], [], [], pure=True)
+        first = builder.shl(builder.and_(lane, int32_(3)), int32_(1))
+        address = builder.add(address, builder.zext(builder.shl(first, int32_(2)), int64_))
+        for half in range(2):
+            at = builder.add(address, builder.mul(row_bytes, int64_(8 * half)))
+            left = builder.select(builder.icmp_signed(">", rows, int32_(8 * half)), columns, int32_(0))
+            left = builder.sub(left, first)
+            for group in range(packed.count // 4):
+                emit(builder, f"{{ .reg .pred inside; setp.gt.s32 inside, $0, {8 * group}; "
+                     f"@inside st.global.v2.b32 [$1 + {32 * group}], {{$2, $3}}; }}", ir.VoidType(), [],
+                     [left, at, *words[4 * group + 2 * half:4 * group + 2 * half + 2]], ["r", "l", "r", "r"])
+        return context.get_dummy_value()
+
+    return numba_signature(types.void, packed, uint64, int64, int32, int32), codegen
+
+
+_store_float_rows = with_arity(_store_floats, ("packed", "address", "row_bytes", "rows", "columns"))
+
+
+def make_store_rows(dtype):
+    """Build ``store_rows(packed, address, row_bytes, rows, columns)``: see `fragments.store_rows`."""
+    return _store_float_rows if dtype == FLOAT32 else store_rows
+
+
+@lru_cache(maxsize=None)
+def make_store_box(parts, dtype):
+    """Build ``store_box(packed, address)``: into a swizzled box, whose rows hold 64 columns of 16 bits or 32 floats.
+
+    `address`: that of the thread's first number, in the first of its rows.
+    """
+    if dtype != FLOAT32:
+        return make_store_packed(parts)
+
+    def store_box(typing_context, packed, address):
+        def codegen(context, builder, signature, args):
+            words = unpack(builder, args[0], packed.count)
+            for pair in range(packed.count // 2):
+                part, within = divmod(pair, packed.count // 2 // parts)
+                column, half = divmod(within, 2)
+                emit(builder, f"{{ .reg .b32 at; xor.b32 at, $0, {32 * column}; "
+                     f"st.shared.v2.b32 [at + {(16 * part + 8 * half) * 128}], {{$1, $2}}; }}", ir.VoidType(), [],
+                     [args[1], *words[2 * pair:2 * pair + 2]], ["r"] * 3)
+            return context.get_dummy_value()
+
+        return numba_signature(types.void, packed, uint32), codegen
+
+    return with_arity(store_box, ("packed", "address"))
