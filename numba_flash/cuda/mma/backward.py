@@ -27,7 +27,7 @@ from functools import lru_cache
 from ...scores import seeing_queries
 from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, thread_number, uniform
-from ..ptx.assembly import float32, int32
+from ..ptx.assembly import float32, int32, uint64
 from ..ptx.barriers import barrier_arrive, barrier_sync
 from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
                           store_shared_float, swizzled, wait_rows)
@@ -63,6 +63,8 @@ def make_backward(tile, spec, adds_dq, by_four):
     k_tile, v_tile, q_tiles, do_tiles, ds_tile, row_tiles, _ = layout.offsets
     half, item, box = layout.dq_columns, spec.item, spec.box
     half_bytes = half * item if half < box else half // box * block_n * BOX_ROW
+    pieces = 1 if item == 2 or half <= 2 * box else half // box         # or a lane has no registers for the sums
+    at_once = half // pieces
 
     copy_k, copy_v = (make_copy_rows(block_n, boxes, threads, item) for boxes in (spec.q_boxes, spec.v_boxes))
     copy_q, copy_do = (make_copy_rows(block_m, boxes, threads, item) for boxes in (spec.q_boxes, spec.v_boxes))
@@ -72,7 +74,7 @@ def make_backward(tile, spec, adds_dq, by_four):
     multiply_vdo = make_warp_product(parts, block_m, d_v, spec.factors, keys, queries, accumulate=False)
     multiply_pdo = make_warp_product(parts, d_v, block_m, spec.factors, None, queries_down, accumulate=True)
     multiply_dsq = make_warp_product(parts, d, block_m, spec.factors, None, queries_down, accumulate=True)
-    multiply_dsk = make_warp_product(1, half, block_n, spec.factors, keys_down, keys_down, accumulate=False)
+    multiply_dsk = make_warp_product(1, at_once, block_n, spec.factors, keys_down, keys_down, accumulate=False)
     zero_dk, zero_dv = make_filled(parts * d, 0.0), make_filled(parts * d_v, 0.0)
     pack, unpack = make_pack(spec.dtype), make_unpack(spec.dtype)
     load_words, store_box = make_load_words(parts * block_m * item // 8), make_store_box(parts, spec.dtype)
@@ -133,8 +135,11 @@ def make_backward(tile, spec, adds_dq, by_four):
     def add_dq(shared, dq_sums, b, h, i, pair, role):
         """dQ += dS K: this warp's part."""
         if adds_dq:
-            dq = multiply_dsk(shared + ds_tile + pair * PART * item, shared + k_tile + role * half_bytes)
-            add_fragment(dq, element_address(dq_sums, b, h, int32(i // PART * 2 + pair * 2 + role)), lane_number())
+            ds, k = shared + ds_tile + pair * PART * item, shared + k_tile + role * half_bytes
+            target = element_address(dq_sums, b, h, int32(i // PART * 2 + pair * 2 + role))
+            for _ in range(pieces):
+                add_fragment(multiply_dsk(ds, k), target, lane_number())
+                k, target = k + half_bytes // pieces, target + uint64(at_once * PART * 4)
 
     @device
     def store_keys(packed, array, b, h, row):

@@ -25,7 +25,7 @@ forward, d to 64     128 x 64     128 x 32            128 x 64
 forward, d to 128    128 x 32     128 x 32            128 x 32
 forward, d to 256    64 x 32      64 x 16             128 x 32
 dK, dV, d to 64      32 x 64, 2   32 x 64, 2          32 x 64, 2
-dK, dV, d to 128     32 x 64      32 x 32             32 x 64
+dK, dV, d to 128     32 x 32, 2   32 x 32             32 x 64
 dK, dV, d to 256     32 x 32      16 x 16             32 x 32
 dQ alone, d to 64    128 x 32, 2  128 x 32, 2         128 x 32, 2
 dQ alone, d to 128   64 x 32, 2   64 x 32             64 x 32, 2
@@ -81,7 +81,7 @@ TILES = ((64, Tile(4, 2, 128)), (128, Tile(4, 2, 64)), (256, Tile(8, 1, 64)), (2
 SMALL_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(4, 1, 64)))
 FLOAT32_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(8, 1, 32)), (256, Tile(4, 1, 32)))
 SMALL_FLOAT32_TILES = ((128, Tile(4, 2, 32)), (256, Tile(4, 1, 16)))
-SMALL = 128 * 1024
+SMALL, LARGE = 128 * 1024, 200 * 1024
 
 
 def choose(spec, limit):
@@ -149,20 +149,22 @@ class BackwardTile:
 
 # As TILES. A warp of a pair has parts * d / 2 registers of a thread for dV or dK, and parts * block_m / 2 for S or dP.
 # The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on.
+# So it is in float32 before compute capability 9.0, whose GPUs have the LARGE shared memory: code for 8.x takes more.
 BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 2)),
                   (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)),
                   (256, BackwardTile(2, 1, 1)))
 # A row of dS, one number for each query of a step, must fit into one box: two pairs at the most.
-FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(2, 2, 1)), (256, BackwardTile(2, 1, 1)),
-                          (256, BackwardTile(1, 1, 1)))
+FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(2, 2, 1)), (128, BackwardTile(2, 1, 2)),
+                          (128, BackwardTile(2, 1, 1)), (256, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
 
 
 def choose_backward(spec, limit):
     """As `choose`, for the kernel of dK and dV."""
-    size, both = max(spec.d, spec.d_v), spec.softcap and spec.alibi
+    size = max(spec.d, spec.d_v)
+    one_part = size > 64 and (spec.softcap and spec.alibi or spec.dtype == FLOAT32 and limit < LARGE)
     return next((tile for largest, tile in (FLOAT32_BACKWARD_TILES if spec.dtype == FLOAT32 else BACKWARD_TILES)
                  if size <= largest and BackwardLayout(tile, spec).total <= limit
-                 and not (both and size > 64 and tile.parts > 1)), None)
+                 and not (one_part and tile.parts > 1)), None)
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,7 @@ class _OfFloat32:
     declared = ".reg .b32 a_hi<8>, b_hi<4>, a_lo<8>, b_lo<4>; .reg .f32 t<16>; .reg .pred never;"
     # The assembler would put all additions off to the end, and has no registers for what waits for them: it moves
     # nothing past an instruction that might end the thread. No address is 0: the driver's own memory lies there.
-    step = "setp.eq.u32 never, {b}, 0; @never trap;"
+    step = "setp.eq.u32 never, {b}, {n}; @never trap;"
 
     def prepare(self, side, names):
         hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
@@ -241,9 +241,11 @@ def make_warp_product(parts, columns, depth, number, a_operand, b_operand, accum
                 else:
                     a += [f"${first + part * a_words + 4 * k + n}" for n in order]
             made, a = kind.prepare("a", a)
-            lines += [kind.step.format(b=f"${first + a_count}"), *made]
+            lines += made
             for outer in range(columns // STEP):
                 made, b = kind.prepare("b", [f"b{n}" for n in range(4)])
+                if outer * parts % 4 == 0:
+                    lines.append(kind.step.format(b=f"${first + a_count}", n=2 * len(lines) + 1))
                 lines += load("b", "at_b", b_operand, outer, k, False) + made
                 pieces = []
                 for part in range(parts):
