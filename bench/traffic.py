@@ -30,6 +30,7 @@ from numba_flash.cuda import config
 from numba_flash.cuda.hopper import config as hopper_config
 from numba_flash.cuda.mma import config as mma_config
 from numba_flash.cuda.tensor_cores.spec import Spec
+from numba_flash.problem import BFLOAT16
 from reference import traffic
 
 from .contest import Inputs, prepare, wait
@@ -57,7 +58,7 @@ def tile_rows(kernel):
 
 def query_rows():
     """block_m of the forward kernels that go by the formula of FlashAttention-2, for the example on an H200."""
-    spec = Spec(None, D, D)
+    spec = Spec(BFLOAT16, D, D)
     return {"flash2": tile_rows("forward")[0], "mma": mma_config.choose(spec, SHARED).block_m,
             "hopper": hopper_config.choose(spec).block_m}
 

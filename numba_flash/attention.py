@@ -60,9 +60,10 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
         One extra logit for each head that takes probability and gives nothing. Any floating dtype.
     precision : {None, "tf32"}
         None: as accurate as the inputs' dtype. ``"tf32"`` lets matrix products of float32 inputs take the leading 11
-        bits of their factors only, as the ``mma`` engine then does for speed: PRECISION_ERROR. All other engines, and
-        all other dtypes, are as accurate with it as without: 16-bit numbers have no more bits, and float64 stays what
-        it is.
+        bits of their factors only, as the ``mma`` engine then does: one product on tensor cores in the place of three.
+        Of normal inputs with d 64 its o is off by 3e-4 at the most and its gradients by 6e-4, where by default both are
+        off by 3e-7 (errors of the interpreted kernels, 130 to 200 keys). All other engines ignore it, and for all other
+        dtypes it changes nothing: 16-bit numbers have no more bits, and float64 keeps its own.
 
     Returns
     -------
@@ -82,7 +83,9 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
     Notes
     -----
     A hidden key has no effect, whatever it holds, NaN included; a NaN that a row sees comes out. (The ``standard``
-    engine multiplies hidden values by zero: it lets a NaN through to rows that do not see it if other rows do.)
+    engine multiplies hidden values by zero: it lets a NaN through to rows that do not see it if other rows do. So do
+    ``mma`` and ``hopper``, tile by tile; and of float32 inputs ``mma`` makes NaN of an infinity, and of a number within
+    0.03% of float32's largest, wherever the products take it apart.)
     float64 inputs are summed in float64, all others in float32.
 
     Examples

@@ -90,7 +90,8 @@ def problem(seed=0, batch=1, heads=2, kv_heads=None, n_q=5, n_k=None, d=8, d_v=N
         (batch, heads, n_q, d_v), (batch, heads, n_q, d), (batch, kv_heads, n_k, d), (batch, kv_heads, n_k, d_v)))
 
 
-TESTED_HERE = [name for name in engines.ON_GPU if name not in engines.ON_TENSOR_CORES]      # the others: test_tensor_cores
+# Those on tensor cores have tests of their own.
+TESTED_HERE = [name for name in engines.ON_GPU if name not in engines.ON_TENSOR_CORES]
 ENGINES = ([Engine(name, "numpy") for name in engines.ON_CPU]
            + [Engine(name, "simulator") for name in TESTED_HERE if name != "standard"]
            + [Engine(name, "cupy") for name in TESTED_HERE])

@@ -4,7 +4,7 @@ Host code, which runs at each call and imports neither Numba nor a kernel:
 
 ==================  ==================================================================================
 ``flash1, flash2``  the engines in plain `@cuda.jit`: `why_not`, `forward`, `backward`
-``mma``             the engine with the tensor cores that every GPU since Ampere has
+``mma``             the engine with the tensor cores that every GPU since Ampere has, 16 bits and float32
 ``hopper``          that with those of compute capability 9.0
 ``tensor_cores``    what these two share, on the host and in kernels
 ``host``            what flash1 and flash2 share around their kernels: delta, dbias, dsinks

@@ -6,7 +6,7 @@ import pytest
 
 from numba_flash import engines
 from numba_flash.cuda import SIMULATOR
-from numba_flash.problem import BFLOAT16, FLOAT32, Problem
+from numba_flash.problem import BFLOAT16, FLOAT32, FLOAT64, Problem
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
 PLAIN = Problem(1, 2, 2, 64, 64, 64, 64, BFLOAT16, 0.125, 0, 128, 128)
@@ -34,7 +34,11 @@ def auto(monkeypatch):
                                               ((9, 0), "hopper"), ((10, 0), "mma"), ((12, 0), "mma")], ids=str)
 def test_each_gpu_has_its_engine(auto, capability, name, backward):
     assert auto(capability, PLAIN, backward) == name
-    assert auto(capability, replace(PLAIN, dtype=FLOAT32), backward) == "flash2"
+    of_float32 = "mma" if capability >= (8, 0) else "flash2"
+    assert auto(capability, replace(PLAIN, dtype=FLOAT32), backward) == of_float32
+    assert auto(capability, replace(PLAIN, dtype=FLOAT32, d=20, tf32=True), backward) == of_float32
+    assert auto(capability, replace(PLAIN, dtype=FLOAT32, d=18), backward) == "flash2"
+    assert auto(capability, replace(PLAIN, dtype=FLOAT64), backward) == "flash2"
     assert auto(capability, replace(PLAIN, d=20), backward) == "flash2"
     assert auto(capability, replace(PLAIN, mask=True), backward) == "flash2"
 

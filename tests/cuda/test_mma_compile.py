@@ -6,9 +6,9 @@ import pytest
 
 from numba_flash.cuda import compile
 from numba_flash.cuda.mma import config
-from numba_flash.cuda.mma.engine import ADDS_BY_TWO
+from numba_flash.cuda.mma.engine import ADDS_BY_FOUR
 from numba_flash.cuda.tensor_cores.spec import Spec
-from numba_flash.problem import BFLOAT16, FLOAT16
+from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
 LIMITS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}     # KB of shared memory
@@ -18,13 +18,15 @@ SPECS = [
     *(Spec(dtype, d, d, **options) for d in (64, 128, 256)
       for dtype, options in ((BFLOAT16, {}), (FLOAT16, ALL), (BFLOAT16, {"hook": True, "alibi": True}))),
     *(Spec(FLOAT16, d, d_v) for d, d_v in ((16, 16), (96, 96), (112, 80), (192, 128), (64, 256), (256, 64))),
+    *(Spec(FLOAT32, d, d, **options) for d in (64, 128, 256) for options in ({}, ALL, {"tf32": True})),
+    *(Spec(FLOAT32, d, d_v) for d, d_v in ((16, 16), (96, 80), (192, 128), (256, 64))),
 ]
 
 
 def name(x):
     if not isinstance(x, Spec):
         return ".".join(map(str, x))
-    return f"{x.dtype}-{x.d}x{x.d_v}" + "".join(f"-{option}" for option in ALL if getattr(x, option))
+    return f"{x.dtype}-{x.d}x{x.d_v}" + "".join(f"-{option}" for option in (*ALL, "tf32") if getattr(x, option))
 
 
 @lru_cache(maxsize=None)
@@ -34,7 +36,9 @@ def ptx(factory, tile, spec, *more):
 
 
 def check(cc, layout, spill_bytes, factory, tile, spec, *more):
-    """Hold a kernel against the limits of a GPU."""
+    """Hold a kernel against the limits of a GPU; for 8.x the assembler finds no good order of the float32 products."""
+    if spec.dtype == FLOAT32:
+        spill_bytes = 1024 if cc < (9, 0) else max(spill_bytes, HANDFUL)
     assert layout.total <= LIMITS[cc] * 1024
     code = ptx(factory, tile, spec, *more)
     assert ".f64" not in code and "call." not in code
@@ -52,7 +56,8 @@ def test_forward(spec, cc):
 
 
 BACKWARD_SPECS = [*(spec for spec in SPECS if not spec.sinks),
-                  *(Spec(FLOAT16, d, d, hook=True, softcap=True, alibi=True) for d in (64, 128, 256))]
+                  *(Spec(dtype, d, d, hook=True, softcap=True, alibi=True) for d in (64, 128, 256)
+                    for dtype in (FLOAT16, FLOAT32))]
 
 
 @pytest.mark.parametrize("cc", LIMITS, ids=name)
@@ -73,13 +78,13 @@ def test_backward_of_queries(spec, cc):
 
 @pytest.mark.parametrize("cc", LIMITS, ids=name)
 def test_compiles_for_each_gpu_itself(cc):
-    """And adds two neighbours at once where it can."""
+    """And adds four neighbours at once where it can."""
     spec = Spec(BFLOAT16, 64, 64)
     tile = config.choose(spec, LIMITS[cc] * 1024)
     kernel = compile.load_factory("mma.forward:make_forward")(tile, spec)
     compile.link(compile.compile_kernel(*kernel, tile.threads, cc), cc)
-    tile, by_two = config.choose_backward(spec, LIMITS[cc] * 1024), cc >= ADDS_BY_TWO
-    kernel = compile.load_factory("mma.backward:make_backward")(tile, spec, True, by_two)
+    tile, by_four = config.choose_backward(spec, LIMITS[cc] * 1024), cc >= ADDS_BY_FOUR
+    kernel = compile.load_factory("mma.backward:make_backward")(tile, spec, True, by_four)
     code = compile.compile_kernel(*kernel, tile.threads, cc)
     compile.link(code, cc)
-    assert by_two == ("red.global.add.v2.f32" in code)
+    assert by_four == ("red.global.add.v4.f32" in code)

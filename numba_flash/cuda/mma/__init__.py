@@ -1,4 +1,4 @@
-"""The engine ``mma``: attention on the tensor cores of any GPU since Ampere, for 16-bit inputs.
+"""The engine ``mma``: attention on the tensor cores of any GPU since Ampere, for 16-bit and float32 inputs.
 
 ===============  ==========================================================================
 ``engine``       `why_not`, `forward` and `backward`, the host's side
@@ -11,6 +11,13 @@
 Arrays whose rows can't be copied by 16 bytes (a base or a stride that is no multiple of 16 bytes, elements of a row
 that are not neighbours, strides that are zero or negative) are copied first. A view of (batch, n, heads, d) data is
 not.
+
+The kernels are the same for all dtypes; what differs is how products are made of instructions (`ptx.mma`), what a
+fragment is in memory (`ptx.formats`), and tile shapes. A product of float32 numbers is three on the tensor cores, which
+know numbers of 11 bits, and as exact as float32 arithmetic; or one, with ``precision="tf32"``. Taking numbers apart
+makes NaN of infinities: a row that sees one is NaN, where the formula may say infinity, or 0.
+
+float64 is left to `flash2`: few GPUs have tensor cores for it.
 
 Tensor cores multiply the value row of a hidden key by zero. Where it holds a NaN or Inf, and its tile is loaded since
 some of the 64 or 128 queries of a block see keys of it, the NaN comes through to all of them. Keys that no query sees

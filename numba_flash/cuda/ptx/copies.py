@@ -169,7 +169,8 @@ def make_copy_rows(rows, boxes, threads, item=2):
             swizzled = builder.xor(unit, builder.and_(row, int32_(7)))
             target = builder.add(target, builder.add(builder.mul(row, int32_(BOX_ROW)),
                                                      builder.mul(swizzled, int32_(16))))
-            rows_left, columns = builder.sub(rows_left, row), builder.sub(columns, builder.mul(unit, int32_(unit_columns)))
+            rows_left = builder.sub(rows_left, row)
+            columns = builder.sub(columns, builder.mul(unit, int32_(unit_columns)))
             emit(builder, " ".join(lines) + " }", ir.VoidType(), [], [target, source, row_bytes, rows_left, columns],
                  ["r", "l", "l", "r", "r"])
             return context.get_dummy_value()
