@@ -6,7 +6,7 @@ import pytest
 
 from numba_flash.cuda import compile
 from numba_flash.cuda.mma import config
-from numba_flash.cuda.mma.engine import ADDS_BY_TWO
+from numba_flash.cuda.mma.engine import ADDS_BY_FOUR
 from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.problem import BFLOAT16, FLOAT16
 
@@ -73,13 +73,13 @@ def test_backward_of_queries(spec, cc):
 
 @pytest.mark.parametrize("cc", LIMITS, ids=name)
 def test_compiles_for_each_gpu_itself(cc):
-    """And adds two neighbours at once where it can."""
+    """And adds four numbers at once where it can."""
     spec = Spec(BFLOAT16, 64, 64)
     tile = config.choose(spec, LIMITS[cc] * 1024)
     kernel = compile.load_factory("mma.forward:make_forward")(tile, spec)
     compile.link(compile.compile_kernel(*kernel, tile.threads, cc), cc)
-    tile, by_two = config.choose_backward(spec, LIMITS[cc] * 1024), cc >= ADDS_BY_TWO
-    kernel = compile.load_factory("mma.backward:make_backward")(tile, spec, True, by_two)
+    tile, by_four = config.choose_backward(spec, LIMITS[cc] * 1024), cc >= ADDS_BY_FOUR
+    kernel = compile.load_factory("mma.backward:make_backward")(tile, spec, True, by_four)
     code = compile.compile_kernel(*kernel, tile.threads, cc)
     compile.link(code, cc)
-    assert by_two == ("red.global.add.v2.f32" in code)
+    assert by_four == ("red.global.add.v4.f32" in code)

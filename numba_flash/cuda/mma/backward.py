@@ -129,9 +129,9 @@ def make_backward(tile, spec, adds_dq, by_four):
             load_step(shared, q_array, do_array, b, h, i, int32(0))
 
     @device
-    def add_dq(shared, dq_sums, b, h, i, pair, role):
-        """dQ += dS K: this warp's part."""
-        if adds_dq:
+    def add_dq(shared, dq_sums, b, h, i, pair, role, n_q):
+        """dQ += dS K: this warp's part. The branch is always taken: without it registers don't suffice."""
+        if adds_dq and i < n_q:
             dq = multiply_dsk(shared + ds_tile + pair * PART * ITEM, shared + k_tile + role * half_bytes)
             add_fragment(dq, element_address(dq_sums, b, h, int32(i // PART * 2 + pair * 2 + role)), lane_number())
 
@@ -207,7 +207,7 @@ def make_backward(tile, spec, adds_dq, by_four):
                 dv = multiply_pdo(dv, p16, shared + do_tiles + stage * do_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(0))
+                add_dq(shared, dq_sums, b, h, i, pair, int32(0), n_q)
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()                 # a block must not end while its copies run
@@ -237,7 +237,7 @@ def make_backward(tile, spec, adds_dq, by_four):
                 dk = multiply_dsq(dk, ds16, shared + q_tiles + stage * q_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(1))
+                add_dq(shared, dq_sums, b, h, i, pair, int32(1), n_q)
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()
