@@ -30,6 +30,7 @@ BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwi
           "shl": lambda x, n: np.left_shift(x, n.astype(x.dtype)),
           "shr": lambda x, n: np.right_shift(x, n.astype(x.dtype)),
           "div": lambda x, y: x / y if x.dtype == np.float32 else x // np.where(y == 0, 1, y).astype(y.dtype),
+          "bmsk": lambda start, count: (np.uint64(1) << np.minimum(count, 32).astype(np.uint64)) - 1 << start,
           "rem": lambda x, y: x % np.where(y == 0, 1, y).astype(y.dtype)}
 UNARY = {"not": np.invert, "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "lg2": np.log2,
          "rcp": lambda x: np.float32(1) / x}

@@ -44,5 +44,5 @@ def test_each_gpu_has_its_engine(auto, capability, name, backward):
 
 
 @pytest.mark.parametrize("change", [{"d": 192, "d_v": 192}, {"softcap": 2.0}, {"deterministic": True}], ids=str)
-def test_mma_does_what_hopper_refuses(auto, change):
-    assert auto((9, 0), replace(PLAIN, **change), True) == "mma"
+def test_hopper_does_what_mma_does(auto, change):
+    assert auto((9, 0), replace(PLAIN, **change), True) == "hopper"

@@ -78,7 +78,7 @@ def test_backward_of_queries(spec, cc):
 
 @pytest.mark.parametrize("cc", LIMITS, ids=name)
 def test_compiles_for_each_gpu_itself(cc):
-    """And adds four neighbours at once where it can."""
+    """And adds four numbers at once where it can."""
     spec = Spec(BFLOAT16, 64, 64)
     tile = config.choose(spec, LIMITS[cc] * 1024)
     kernel = compile.load_factory("mma.forward:make_forward")(tile, spec)

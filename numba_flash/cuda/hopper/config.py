@@ -183,7 +183,7 @@ class BackwardTile:
 #     the third place; dQ before dK:        d 64 -> 1.09 1.20 1.27               d 128 -> 1.04 1.03 1.05
 #     in the turn, waits for Q and dO, and the fence behind dS, while products run:
 #                                           d 64 -> 1.14 1.27 1.39               d 128 -> .99 1.06 1.09
-#     d 256, consumers that share keys:     1.10 1.08 1.32, causal 1.13 1.06 1.16      d 192 1.15 1.05 1.28
+#     d 256, consumers that share keys:     1.23 1.18 1.30, causal 1.11 1.11 1.24      d 192 1.18 1.08 1.30
 #     adding in order, for repeatable bits: 16 % slower at d 64, n 16384, 1 % at d 128
 #   not kept
 #     products in the order dQ, dV, dK: d 64 .94 1.04 for .90 .97 (n 1024, 16384), d 128 .80 .77 for .85 .86

@@ -132,9 +132,9 @@ def make_backward(tile, spec, adds_dq, by_four):
             load_step(shared, q_array, do_array, b, h, i, int32(0))
 
     @device
-    def add_dq(shared, dq_sums, b, h, i, pair, role):
-        """dQ += dS K: this warp's part."""
-        if adds_dq:
+    def add_dq(shared, dq_sums, b, h, i, pair, role, n_q):
+        """dQ += dS K: this warp's part. The branch is always taken: without it registers don't suffice."""
+        if adds_dq and i < n_q:
             ds, k = shared + ds_tile + pair * PART * item, shared + k_tile + role * half_bytes
             target = element_address(dq_sums, b, h, int32(i // PART * 2 + pair * 2 + role))
             for _ in range(pieces):
@@ -213,7 +213,7 @@ def make_backward(tile, spec, adds_dq, by_four):
                 dv = multiply_pdo(dv, packed, shared + do_tiles + stage * do_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(0))
+                add_dq(shared, dq_sums, b, h, i, pair, int32(0), n_q)
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()                 # a block must not end while its copies run
@@ -244,7 +244,7 @@ def make_backward(tile, spec, adds_dq, by_four):
                 dk = multiply_dsq(dk, packed, shared + q_tiles + stage * q_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(1))
+                add_dq(shared, dq_sums, b, h, i, pair, int32(1), n_q)
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()

@@ -37,6 +37,11 @@ def maximum(x, y):
     """The larger number; a NaN is passed over. ISA: "Floating Point Instructions: max"."""
 
 
+@instruction("bmsk.clamp.b32 $0, 0, $1;", int32, int32, pure=True)
+def low_bits(count):
+    """So many ones, 32 at most, and zeros. ISA: "Integer Arithmetic Instructions: bmsk"."""
+
+
 @instruction("redux.sync.or.b32 $0, $1, -1;", int32, int32, pure=True)
 def uniform(x):
     """A number that is the same in all threads of a warp, who all call this, told to the compiler. ISA: "redux.sync".

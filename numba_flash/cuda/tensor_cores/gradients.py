@@ -8,7 +8,7 @@ from ..compile import device
 from ..ptx.arithmetic import exp2, fma, quotient
 from ..ptx.assembly import float32, int32
 from ..ptx.fragments import elementwise, first_column, first_row, make_rows_down, rowwise
-from .softmax import hide, squash
+from .softmax import hide, squash, visible
 from .steps import less
 
 first_row, first_column = device(first_row), device(first_column)
@@ -72,9 +72,8 @@ def make_transposed_score_tile(spec, block_m, parts, thread):
         if i < all_first or i + block_m > all_stop:
             number = thread()
             key = down(int32(j + first_row(number)))
-            position = less(key, int32(offset + i))         # of the query at this key
-            first, stop = less(position, int32(right)), until(position, key, int32(left), n_k)
-            s = hide(s, int32(first_column(number)), first, stop)
+            position = less(key, int32(offset + i + first_column(number)))      # of the query at this key
+            s = hide(s, int32(0), visible(less(position, int32(right)), until(position, key, int32(left), n_k)))
         return s
 
     return score_tile

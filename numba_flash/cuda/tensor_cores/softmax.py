@@ -7,8 +7,8 @@ The hardware's exponential is base 2, so ``exp(s - m) = 2^(s factor - m factor)`
 from math import inf
 
 from ..compile import device
-from ..ptx.arithmetic import exp2, fma, log2, maximum, quotient, reciprocal
-from ..ptx.assembly import float32
+from ..ptx.arithmetic import exp2, fma, log2, low_bits, maximum, quotient, reciprocal
+from ..ptx.assembly import float32, int32
 from ..ptx.fragments import elementwise, make_across_quad, make_fold_rows, rowwise
 from .spec import LOG2_E
 
@@ -20,10 +20,27 @@ def squash(s, cap):
     return fma(float32(-2) * cap, reciprocal(float32(1) + e), cap)
 
 
+@device
+def columns_below(stop):
+    """A bit for each of the thread's columns, as `hide` numbers them, that is less than `stop`."""
+    stop = min(max(int32(stop), int32(0)), int32(128))
+    return low_bits(int32((stop >> 3) * 2 + min(stop & 7, 2)))
+
+
+@rowwise
+def visible(first, stop):
+    """The bits of the columns in [first, stop) of the row, counted from the thread's first column."""
+    return columns_below(stop) & ~columns_below(first)
+
+
 @elementwise
-def hide(s, column, first, stop):
-    """-inf for the keys outside of [first, stop) of the row."""
-    return s if first <= column and column < stop else float32(-inf)
+def hide(s, column, bits):
+    """-inf where the row's bit of the column is 0; `column` is to be 0, so that each element's bit is a constant.
+
+    A thread's columns are 0, 1, 8, 9, 16, ... from its first: up to 128 columns of a tile are 32 bits. To look at a bit
+    is shorter than two comparisons.
+    """
+    return s if bits & (int32(1) << int32(column // 8 * 2 + column % 8)) else float32(-inf)
 
 
 @elementwise

@@ -13,7 +13,7 @@ from ..ptx.copies import element_address
 from ..ptx.formats import make_pack, make_store_rows
 from ..ptx.fragments import elementwise, first_column, first_row, make_part, make_rows_down, rowwise
 from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, probability,
-                      product, squash, top, total, weight_of)
+                      product, squash, top, total, visible, weight_of)
 
 PART = 16       # rows of one part of a fragment
 
@@ -79,11 +79,10 @@ def make_score_tile(spec, block_n, rows, parts, thread):
             else:
                 s = score_of(s, float32(0), down(its_first), slope, scale, cap)
         if j < all_first or j + block_n > all_stop:
-            position = int32(i + first_row(thread()) + offset - j)
-            last = int32(n_k - j)
-            first = less(down(position), int32(left))
-            stop = no_later(down(int32(position + right + 1)), last)
-            s = hide(s, int32(first_column(thread())), first, stop)
+            number = thread()
+            position = int32(i + first_row(number) + offset - j - first_column(number))
+            stop = no_later(down(int32(position + right + 1)), int32(n_k - j - first_column(number)))
+            s = hide(s, int32(0), visible(less(down(position), int32(left)), stop))
         return s
 
     return score_tile
