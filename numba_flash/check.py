@@ -159,8 +159,11 @@ def info():
                 simulated = side == "CuPy" and engines.simulated() and name != "standard"
                 missing = gpu_trouble() if side == "CuPy" and not simulated else None
                 dtype = FLOAT16 if name in engines.ONLY_16_BIT else FLOAT32
-                reason = missing or engines.load(name).why_not(replace(problem, dtype=dtype))
-                places.append(f"{'simulator' if simulated else side}: {reason or 'runs here'}")
+                engine, its_problem = engines.load(name), replace(problem, dtype=dtype)
+                reason = missing or engine.why_not(its_problem)
+                later = not reason and engines.why_later(engine, its_problem)
+                places.append(f"{'simulator' if simulated else side}: {reason or 'runs here'}"
+                              + (f", but auto rather takes another: {later}" if later else ""))
         print(f"  {name:10}{'; '.join(places)}")
 
 

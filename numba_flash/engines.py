@@ -1,10 +1,12 @@
 """The engines: ways to compute the same thing, and the choice between them.
 
-An engine is a module with three functions, imported when it is first needed::
+An engine is a module with these functions, imported when it is first needed::
 
     why_not(problem, backward=False)                          words, or None if it can do this problem here
     forward(problem, operands, o, lse)                        fills o and lse
     backward(problem, operands, do, dlse, o, lse, gradients)  fills gradients
+    why_later(problem)                                        words if "auto" should rather take a later one, or None;
+                                                              not every engine has it
 
 They get validated operands of sizes >= 1. `o` may have any strides; `lse` and the gradients are C-contiguous.
 """
@@ -14,7 +16,7 @@ from importlib import import_module
 
 from .cuda import SIMULATOR
 
-# Fastest first: "auto" takes the first that can.
+# Fastest first: "auto" takes the first that can, of those that are not to be taken later.
 ON_CPU = {"cpu": "numba_flash.cpu", "standard": "numba_flash.standard"}
 ON_GPU = {"hopper": "numba_flash.cuda.hopper.engine", "mma": "numba_flash.cuda.mma.engine",
           "flash2": "numba_flash.cuda.flash2", "standard": "numba_flash.standard",
@@ -32,6 +34,11 @@ def load(name):
 def simulated():
     """Whether kernels run in Numba's CUDA simulator, which takes NumPy arrays."""
     return SIMULATOR
+
+
+def why_later(engine, problem):
+    """Why "auto" should rather take an engine that comes later, in words; None if it shouldn't."""
+    return engine.why_later(problem) if hasattr(engine, "why_later") else None
 
 
 def choose(kernel, device, problem, backward=False):
@@ -66,13 +73,17 @@ def _choose(kernel, device, problem, backward):
     on_gpu = device is not None
     here = ON_GPU if on_gpu else ON_CPU
     if kernel == "auto":
-        reasons = []
+        reasons, later = [], []
         for name in here:
             engine = load(name)
             reason = engine.why_not(problem, backward)
-            if reason is None:
+            if reason is None and why_later(engine, problem) is None:
                 return engine
+            if reason is None:
+                later.append(engine)
             reasons.append(f"{name}: {reason}")
+        if later:
+            return later[0]
         raise ValueError("no engine can do this problem; " + "; ".join(reasons))
     if kernel not in NAMES:
         raise ValueError(f"kernel must be 'auto' or one of {', '.join(NAMES)}, got {kernel!r}")

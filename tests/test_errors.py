@@ -56,6 +56,8 @@ BAD = [
     ("softcap beyond float32", {"softcap": 1e39}, ValueError, ["softcap", "float32"]),
     ("softcap rounds to 0", {"softcap": 1e-50}, ValueError, ["softcap", "float32"]),
     ("scale beyond float32", {"scale": 10**400}, ValueError, ["scale", "float32"]),
+    ("precision unknown", {"precision": "fp16"}, ValueError, ["precision", "tf32", "fp16"]),
+    ("precision list", {"precision": []}, ValueError, ["precision", "tf32", "[]"]),
     ("softcap text", {"softcap": "30"}, TypeError, ["softcap", "str"]),
     ("scale nan", {"scale": math.nan}, ValueError, ["scale", "nan"]),
     ("scale array", {"scale": x(1)}, TypeError, ["scale", "ndarray"]),

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from helpers import normal, problem
 
+import numba_flash as nf
+
 OPTIONS = {
     "plain": {},
     "scale": {"scale": -0.3},
@@ -50,6 +52,16 @@ def test_option(engine, name, lengths):
     need = tuple(key for key in ("bias", "sinks") if key in options)
     do, q, k, v = problem(batch=2, kv_heads=1, n_q=n_q, n_k=n_k, d=6, d_v=3)
     engine.check(do, q, k, v, dlse=normal(np.random.default_rng(2), 2, 2, n_q), need=need, **options)
+
+
+def test_precision_changes_nothing_here(engine):
+    """All calls take it; only `mma` makes a difference, of float32."""
+    do, q, k, v = problem(n_q=5, n_k=9, d=6)
+    o, pullback = nf.attention_vjp(*map(engine.put, (q, k, v)), kernel=engine.kernel, precision="tf32")
+    for a, b in zip(engine.both(do, q, k, v), engine.both(do, q, k, v, precision="tf32"), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(engine.get(o), engine.attention(q, k, v)[0])
+    np.testing.assert_allclose(engine.get(pullback(engine.put(do))[0]), engine.both(do, q, k, v)[2], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["plain", "causal", "all"])
