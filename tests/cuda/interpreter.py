@@ -104,7 +104,7 @@ class Memory:
     start = 1 << 20
 
     def __init__(self, size):
-        self.bytes, self.used = np.zeros(size, np.uint8), 0
+        self.bytes, self.used, self.releases = np.zeros(size, np.uint8), 0, 0
 
     def put(self, x):
         """Copy an array there: its address, and a view of it."""
