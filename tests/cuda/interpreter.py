@@ -1,21 +1,22 @@
 """Runs a kernel's PTX without a GPU: a warp at a time, its 32 lanes as NumPy arrays.
 
-It knows the instructions that the kernels of `mma` are made of. Of what a GPU leaves open it takes the worst: shared
-memory starts as NaN, copies arrive when they are waited for and not before (or, with ``early``, at once), and which
-warp goes on is drawn by lot. A misaligned access, one out of bounds, a barrier in a warp that has gone apart and a
-deadlock are errors.
+It knows the instructions that the kernels of `mma` are made of; those of `hopper` are in `interpreter_hopper`. Of what
+a GPU leaves open it takes the worst: shared memory starts as NaN, copies arrive when they are waited for and not before
+(or earlier, as likely as ``early`` says), and which warp goes on is drawn by lot. A misaligned access, one out of
+bounds, a barrier in a warp that has gone apart and a deadlock are errors.
 
 Registers are bit patterns; an instruction's type says how they are read.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 import ml_dtypes
 import numpy as np
 
-LANE = np.arange(32)
+LANE, ALL = np.arange(32), np.ones(32, bool)
 ROW, PAIR = LANE // 4, 2 * (LANE % 4)       # of a fragment: "Matrix Fragments for mma.m16n8k16" in the ISA
 TYPES = {"pred": bool, **{name: np.dtype(type_) for name, type_ in (
              ("f32", np.float32), ("f16", np.float16), ("bf16", ml_dtypes.bfloat16))},
@@ -35,6 +36,7 @@ BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwi
 UNARY = {"not": np.invert, "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "lg2": np.log2,
          "rcp": lambda x: np.float32(1) / x}
 SHARED_START = 1024         # what comes before is the driver's, on a GPU
+PAUSE, AGAIN = 1, 2         # of an instruction: others go on now; and then it comes again
 
 
 def sum_cut_off(terms):
@@ -51,20 +53,22 @@ def sum_cut_off(terms):
 
 
 def _statements(body):
-    """Instructions and labels; the braces of operands become < and >, those of scopes go."""
-    text, depth = [""], 0
+    """Instructions and labels, each with the number of its scope; the braces of operands become < and >."""
+    text, depth, scope, scopes = "", 0, 0, 0
     for token in re.split(r"([{};])", body):
-        if token == "{" and text[-1].strip() and not text[-1].strip().endswith(":"):
-            text[-1] += "<"
+        if token == "{" and text.strip() and not text.strip().endswith(":"):
+            text += "<"
             depth += 1
         elif token == "}" and depth:
-            text[-1] += ">"
+            text += ">"
             depth -= 1
-        elif token in "};":
-            text.append("")
-        elif token != "{":
-            text[-1] += token
-    return text
+        elif token in ("{", "}", ";"):
+            yield text.strip(), scope
+            text = ""
+            scopes += token == "{"
+            scope = scopes if token == "{" else 0 if token == "}" else scope
+        else:
+            text += token
 
 
 @lru_cache(maxsize=None)
@@ -85,21 +89,27 @@ class Kernel:
         head, body = entry.split("{", 1)
         self.parameters = re.findall(r"\.param (?:\.\w+ |\d+ )*([\w$]+)", head)
         self.code, self.labels = [], {}
-        for line in map(str.strip, _statements(body)):
+        for line, scope in _statements(body):
             while label := re.match(r"(\$?[\w$]+):\s*", line):
-                self.labels[label.group(1)] = len(self.code)
+                self.labels[self._label(label.group(1), scope)] = len(self.code)
                 line = line[label.end():]
             if line and not line.startswith("."):
-                self.code.append(self._parse(line))
+                opcode, args, guard = self._parse(line)
+                self.code.append((opcode, [self._label(*args, scope)] if opcode[0] == "bra" else args, guard))
         self.code.append((["ret"], [], None))
+
+    @staticmethod
+    def _label(name, scope):
+        """Labels of inline PTX are known in its braces only."""
+        return name if name.startswith("$") else f"{name} {scope}"
 
     @staticmethod
     def _parse(line):
         guard = re.match(r"@(!?)(%?[\w.]+)\s+", line)
         line = line[guard.end():] if guard else line
         opcode, _, rest = re.sub(r"\s+", " ", line).partition(" ")
-        args = [arg.strip() for arg in re.split(r",(?![^<\[]*[>\]])", rest)] if rest else []
-        return opcode.split("."), args, guard and (guard.group(2), guard.group(1) == "!")
+        args = [arg.strip() for arg in re.findall(r"(?:[^,<\[]|<[^>]*>|\[[^\]]*\])+", rest)]
+        return re.sub("::c(ta|luster)", "", opcode).split("."), args, guard and (guard.group(2), guard.group(1) == "!")
 
 
 class Memory:
@@ -108,7 +118,7 @@ class Memory:
     start = 1 << 20
 
     def __init__(self, size):
-        self.bytes, self.used = np.zeros(size, np.uint8), 0
+        self.bytes, self.used, self.releases = np.zeros(size, np.uint8), 0, 0
 
     def put(self, x):
         """Copy an array there: its address, and a view of it."""
@@ -126,20 +136,27 @@ class Warp:
     number: int
     registers: dict = field(default_factory=dict)
     place: np.ndarray = field(default_factory=lambda: np.zeros(32, int))
-    alive: np.ndarray = field(default_factory=lambda: np.ones(32, bool))
+    alive: np.ndarray = field(default_factory=lambda: ALL)
+    apart: bool = False                                     # or all lanes are at the first one's place
     groups: list = field(default_factory=lambda: [[]])      # copies under way; the last group is open
-    waits: bool = False
+    waits: Callable = None                                  # tells whether the warp may go on
 
     # ---- operands ----------------------------------------------------------------------------------------------------
 
+    def held(self, name):
+        """What a register holds, None if nothing has been written."""
+        return self.registers.get(name)
+
     def read(self, name, type_):
         """A register, a special one, or a constant, in all lanes."""
-        x, dtype = self.registers.get(name), TYPES[type_]
+        x, dtype = self.held(name), TYPES[type_]
         if x is None:
             special = {"%tid.x": self.number * 32 + LANE, "%laneid": LANE, "%ctaid.x": self.block.index,
                        "%nctaid.x": self.block.grid, "dynamic_shared_memory": SHARED_START}
             if name in special:
                 return np.broadcast_to(special[name], 32).astype(dtype)
+            if name in self.block.arguments:            # its address, made up
+                return np.full(32, 128 * self.block.kernel.parameters.index(name), dtype)
             if name[0] != "%":
                 return _constant(name, dtype)
             x = np.full(32, 0x7fc0dead, np.uint64 if "rd" in name else np.uint32)       # a NaN
@@ -151,7 +168,13 @@ class Warp:
         x = np.ascontiguousarray(x)
         x = x if x.dtype == bool else x.view(f"u{x.itemsize}")
         if name != "_":
-            self.registers[name] = x if lanes.all() else np.where(lanes, x, self.registers.get(name, x))
+            old = None if lanes is ALL else self.held(name)
+            self.registers[name] = x if old is None else np.where(lanes, x, old)
+
+    def load(self, names, words, lanes, shared):
+        """Write what ``words()`` reads from memory, for each register."""
+        for name, word in zip(names, words()):
+            self.write(name, word, lanes)
 
     @staticmethod
     def names(arg):
@@ -170,29 +193,47 @@ class Warp:
     # ---- instructions ------------------------------------------------------------------------------------------------
 
     def run(self):
-        """Go on until a barrier or the end."""
+        """Go on until there is something to wait for, or the end."""
+        code, labels = self.block.kernel.code, self.block.kernel.labels
         while self.alive.any():
-            place = self.place[self.alive].min()            # who is behind goes first: so all meet again
-            here = self.alive & (self.place == place)
-            opcode, args, guard = self.block.kernel.code[place]
+            place, here = self.place[0], self.alive
+            if self.apart:
+                place = self.place[self.alive].min()        # who is behind goes first: so all meet again
+                here = self.alive & (self.place == place)
+                if (here == self.alive).all():
+                    self.apart, here = False, self.alive
+                    self.place[:] = place
+            opcode, args, guard = code[place]
             lanes = here & (self.registers[guard[0]] ^ guard[1]) if guard else here
-            self.place[here] += 1
+            lanes = ALL if lanes.all() else lanes
+            self.place[here if self.apart else slice(None)] += 1
             if opcode[0] == "bra":
-                self.place[lanes] = self.block.kernel.labels[args[0]]
-            elif opcode[0] == "trap":
-                assert not lanes.any(), "trap"
+                self.apart = self.apart or lanes.any() and (lanes != here).any()
+                if self.apart:
+                    self.place[lanes] = labels[args[0]]
+                elif lanes.any():
+                    self.place[:] = labels[args[0]]
             elif opcode[0] == "ret":
-                self.alive &= ~lanes
-            elif opcode[:2] == ["bar", "warp"]:
-                assert lanes.all(), "the warp has gone apart"
-            elif opcode[0] == "bar":
-                assert lanes.all(), "the warp has gone apart"
-                everyone = str(32 * len(self.block.warps))
-                number, threads = (int(self.read(arg, "u32")[0]) for arg in (*args, everyone)[:2])
-                if not self.block.arrive(number, threads, self if opcode[1] == "sync" else None):
+                self.alive = self.alive & ~lanes
+                self.apart = True
+            elif lanes is ALL or lanes.any():
+                then = getattr(self, "_" + opcode[0], self._arithmetic)(opcode, args, lanes)
+                if then == AGAIN:
+                    self.place[here if self.apart else slice(None)] -= 1
+                if then:
                     return
-            elif lanes.any():
-                getattr(self, "_" + opcode[0], self._arithmetic)(opcode, args, lanes)
+
+    def _trap(self, opcode, args, lanes):
+        raise AssertionError("trap")
+
+    def _bar(self, opcode, args, lanes):
+        assert lanes.all(), "the warp has gone apart"
+        if opcode[1] == "warp":
+            return
+        everyone = str(32 * len(self.block.warps))
+        number, threads = (int(self.read(arg, "u32")[0]) for arg in (*args, everyone)[:2])
+        self.block.arrive(number, threads, self if opcode[1] == "sync" else None)
+        return PAUSE
 
     def _arithmetic(self, opcode, args, lanes):
         name, type_ = opcode[0], opcode[-1]
@@ -204,15 +245,21 @@ class Warp:
             result = (x[0].astype(np.float64) * x[1] + x[2]).astype(np.float32)
         elif name == "mad":
             result = x[0] * x[1] + x[2]
+        elif opcode[:2] == ["mul", "hi"]:
+            result = np.array([int(a) * int(b) >> 8 * x[0].itemsize for a, b in zip(*x)], x[0].dtype)
         elif name == "bfi":
-            mask = np.uint32((1 << int(x[3][0])) - 1 << int(x[2][0]))
-            result = x[1].view(np.uint32) & ~mask | x[0].view(np.uint32) << x[2].view(np.uint32) & mask
+            first, count = (x[n].astype(x[0].dtype) for n in (2, 3))
+            mask = ((x[0].dtype.type(1) << count) - x[0].dtype.type(1)) << first
+            result = x[1] & ~mask | x[0] << first & mask
         else:
             result = (BINARY if len(x) == 2 else UNARY)[name](*x)
         self.write(args[0], result if result.dtype == bool or name == "bfi" else result.astype(x[0].dtype), lanes)
 
     def _mov(self, opcode, args, lanes):
-        if args[0].startswith("<"):         # halves of a register
+        if args[1].startswith("<"):         # a register of two halves
+            low, high = (self.read(name, "u32").astype(np.uint64) for name in self.names(args[1]))
+            self.write(args[0], low | high << np.uint64(32), lanes)
+        elif args[0].startswith("<"):       # halves of a register
             x = self.read(args[1], "b32")
             for name, half in zip(self.names(args[0]), (x & np.uint32(0xffff), x >> np.uint32(16))):
                 self.write(name, half, lanes)
@@ -253,8 +300,8 @@ class Warp:
             return
         names = self.names(args[0])
         memory, at = self.memory(opcode, args[1], lanes, 4 * len(names))
-        for word, name in enumerate(names):
-            self.write(name, memory.view(np.uint32)[at // 4 + word], lanes)
+        self.load(names, lambda: memory.view(np.uint32)[at // 4 + np.arange(len(names))[:, None]], lanes,
+                  "shared" in opcode)
 
     def _st(self, opcode, args, lanes):
         names = self.names(args[1])
@@ -278,7 +325,7 @@ class Warp:
         else:
             copy = args, lanes, *(self.read(arg.strip("[]").split("+")[0].strip(), "s64") for arg in args[:2]), \
                 self.read(args[3], "s32")
-            self._copy(*copy) if self.block.early else self.groups[-1].append(copy)
+            self._copy(*copy) if self.block.rng.random() < self.block.early else self.groups[-1].append(copy)
 
     def _copy(self, args, lanes, target, source, sizes):
         target, source = (at + sum(int(term) for term in arg.strip("[]").split("+")[1:])
@@ -292,11 +339,15 @@ class Warp:
     def _ldmatrix(self, opcode, args, lanes):
         assert lanes.all()
         memory, at = self.memory(opcode, args[1], lanes, 16)
-        rows = memory.view(np.uint16)[at[:, None] // 2 + np.arange(8)]
-        for n, name in enumerate(self.names(args[0])):
-            matrix = rows[8 * n:8 * n + 8].T if "trans" in opcode else rows[8 * n:8 * n + 8]
-            low, high = (matrix[ROW, PAIR + e].astype(np.uint32) for e in range(2))
-            self.write(name, low | high << np.uint32(16), lanes)
+        names = self.names(args[0])
+
+        def words():
+            rows = memory.view(np.uint16)[at[:8 * len(names), None] // 2 + np.arange(8)].astype(np.uint32)
+            matrices = rows.reshape(-1, 8, 8)
+            matrices = matrices.transpose(0, 2, 1) if "trans" in opcode else matrices
+            return matrices[:, ROW, PAIR] | matrices[:, ROW, PAIR + 1] << np.uint32(16)
+
+        self.load(names, words, lanes, True)
 
     def _mma(self, opcode, args, lanes):
         assert lanes.all()
@@ -338,35 +389,68 @@ class Warp:
 class Block:
     """One block of a launch."""
 
+    warp_type = Warp
+
     def __init__(self, kernel, arguments, memory, threads, shared_bytes, index, grid, early, rng):
-        self.kernel, self.memory, self.index, self.grid, self.early = kernel, memory, index, grid, early
+        self.kernel, self.memory, self.index, self.grid, self.early, self.rng = (kernel, memory, index, grid, early,
+                                                                                 rng)
         self.arguments = dict(zip(kernel.parameters, arguments, strict=True))
         self.shared = np.full(SHARED_START + shared_bytes, 255, np.uint8)
         self.barriers = {}                  # number: threads that have come, warps that wait
-        self.warps = [Warp(self, number) for number in range(threads // 32)]
-        while any(warp.alive.any() for warp in self.warps):
-            ready = [warp for warp in self.warps if warp.alive.any() and not warp.waits]
-            assert ready, f"deadlock: {self.barriers}"
-            ready[rng.integers(len(ready))].run()
+        self.warps = [self.warp_type(self, number) for number in range(threads // 32)]
+        self.speeds = rng.random(len(self.warps)) ** 2 + .02
+
+    @property
+    def alive(self):
+        return any(warp.alive.any() for warp in self.warps)
+
+    def able(self):
+        """Indices of warps that can go on."""
+        return [warp.number for warp in self.warps if warp.alive.any() and (warp.waits is None or warp.waits())]
+
+    def under_way(self):
+        """Of what was started and happens whenever it likes: functions that have it happen."""
+        return []
+
+    def step(self):
+        """Something happens. Whether anything could."""
+        able, under_way = self.able(), self.under_way()
+        if under_way and (not able or self.rng.random() < self.early):
+            under_way[self.rng.integers(len(under_way))]()
+        elif able:
+            speeds = np.cumsum(self.speeds[able])
+            warp = self.warps[able[np.searchsorted(speeds, self.rng.random() * speeds[-1])]]
+            warp.waits = None
+            warp.run()
+        return bool(able or under_way)
 
     def arrive(self, number, threads, warp):
-        """A warp comes to a barrier, to wait there, or None. Whether it may go on."""
+        """A warp comes to a barrier, to wait there, or None."""
         come, waiting = self.barriers.get(number, (0, []))
-        come += 32
+        come, waiting = come + 32, [*waiting, warp] if warp else waiting
         assert come <= threads
+        if warp:
+            warp.waits = lambda: False
         if come == threads:
             for other in waiting:
-                other.waits = False
+                other.waits = None
             come, waiting = 0, []
-        elif warp:
-            warp.waits, waiting = True, [*waiting, warp]
         self.barriers[number] = come, waiting
-        return warp is None or not warp.waits
 
 
-def launch(kernel, arguments, memory, threads, shared_bytes, grid, early=False, seed=0):
-    """Run all blocks one after the other; `arguments` are integers, one for each parameter of the PTX."""
-    rng = np.random.default_rng(seed)
+def launch(kernel, arguments, memory, threads, shared_bytes, grid, early=0, seed=0, block_type=Block, together=1):
+    """Run all blocks; `arguments` are integers (or tensor maps), one for each parameter of the PTX.
+
+    Blocks come one after the other, in any order, or so many `together`, the first ones first. `early` is how likely
+    what was started happens before a warp goes on that could.
+    """
+    rng, running = np.random.default_rng(seed), []
+    waiting = list(range(grid) if together > 1 else rng.permutation(grid))
     with np.errstate(all="ignore"):
-        for index in rng.permutation(grid):
-            Block(kernel, arguments, memory, threads, shared_bytes, index, grid, early, rng)
+        while waiting or running:
+            while waiting and len(running) < together:
+                running.append(block_type(kernel, arguments, memory, threads, shared_bytes, waiting.pop(0), grid, early,
+                                          rng))
+            steps = (running[index].step() for index in rng.permutation(len(running)))
+            assert any(steps), f"deadlock: {[block.barriers for block in running]}"
+            running = [block for block in running if block.alive]

@@ -1,0 +1,119 @@
+"""The kernels of `hopper`, their PTX interpreted on a machine without a GPU, against the oracle.
+
+Answers must be right whenever copies and products happen, and whichever warp goes on: see `interpreter_hopper`.
+"""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from helpers import check_answer, problem
+from interpreted import Run
+from interpreter_hopper import HopperBlock, TensorMap
+
+from numba_flash.cuda import compile
+from numba_flash.cuda.hopper import config
+from numba_flash.cuda.tensor_cores.host import numbers
+from numba_flash.cuda.tensor_cores.spec import Spec
+from numba_flash.describe import describe
+
+pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
+BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+THREADS = 256
+
+
+class HopperRun(Run):
+    """`Run` on a GPU with a few multiprocessors."""
+
+    block_type = HopperBlock
+
+    def map(self, name, x, rows):
+        """A tensor map of what `put` has returned."""
+        self.places[name] = TensorMap(x, rows),
+
+
+class Call:
+    """One call of the public functions: `hopper.engine` less the driver."""
+
+    def __init__(self, do, q, k, v, early=.5, seed=0, processors=2, deterministic=False, **options):
+        call = describe("attention", q, k, v, **options)
+        self.problem, self.processors, self.deterministic = call.problem, processors, deterministic
+        self.run = HopperRun(config.TARGET, early, seed)
+        self.there = {name: self.run.put(name, x) for name, x in (*call.operands._asdict().items(), ("do", do))
+                      if x is not None}
+
+    def maps(self, **rows):
+        for name, its_rows in rows.items():
+            self.run.map(f"{name}_map", self.there[name], its_rows)
+        return [f"{name}_map" for name in rows]
+
+    def forward(self):
+        """o, lse."""
+        p, run = self.problem, self.run
+        spec = Spec.of(p)
+        tile = config.choose(spec)
+        heads, tiles_m = p.batch * p.heads, -(-p.n_q // tile.block_m)
+        o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape, p.accumulator)
+        run.launch("hopper.forward:make_forward", (tile, spec), config.Layout, min(tiles_m * heads, self.processors),
+                   (*self.maps(q=config.ROWS, k=tile.block_n, v=tile.block_n), "o", "lse", "sinks", "alibi_slopes"),
+                   (p.n_k, p.group, tiles_m * heads, tiles_m, min(2, heads), *numbers(spec, p)))
+        return o, lse
+
+    def backward(self):
+        """dq, dk, dv; after `forward`."""
+        p, run = self.problem, self.run
+        spec = Spec.of_backward(p)
+        tile = config.choose_backward(spec)
+        parts = config.BackwardLayout(tile, spec).dq_parts
+        heads, tiles_m, lanes = p.batch * p.heads, -(-p.n_q // tile.block_m), 1 << (-(-p.d_v // 8) - 1).bit_length()
+        run.empty("query_numbers", (p.batch, p.heads, tiles_m, 2 * tile.block_m), p.accumulator)
+        run.start("tensor_cores.backward_parts:make_query_numbers", (THREADS, lanes, tile.block_m, p.dtype, False),
+                  THREADS, 0, -(-heads * tiles_m * tile.block_m * lanes // THREADS),
+                  ("do", "o", "lse", None, "query_numbers"))
+        dq, dk, dv = (run.empty(name, shape, p.dtype) for name, shape in (("dq", p.q_shape), ("dk", p.k_shape),
+                                                                          ("dv", p.v_shape)))
+        sums = run.put("sums", np.zeros((p.batch, p.heads, *parts.shape(p.n_q)), np.float32))
+        if self.deterministic:
+            run.put("turns", np.zeros((*sums.shape[:3], 1), np.int32))
+        run.launch(f"hopper.{'backward_wide' if tile.wide else 'backward'}:make_backward",
+                   (tile, spec, self.deterministic), config.BackwardLayout,
+                   -(-p.n_k // tile.block_n) * p.batch * p.kv_heads,
+                   (*self.maps(q=tile.block_m, k=tile.block_n, v=tile.block_n, do=tile.block_m), "query_numbers",
+                    "sums", "turns", "dk", "dv", "alibi_slopes"), (p.n_q, p.n_k, p.group, *numbers(spec, p)),
+                   together=self.processors if self.deterministic else 1)
+        run.start("tensor_cores.backward_parts:make_round", (parts, p.dtype), 128, 0, sums.size // sums.shape[3],
+                  ("sums", "dq"), (p.scale,))
+        return dq, dk, dv
+
+
+def both(*inputs, **options):
+    """o, lse, dq, dk, dv."""
+    call = Call(*inputs, **options)
+    return *call.forward(), *call.backward()
+
+
+CASES = [
+    ({"heads": 3, "n_q": 200, "n_k": 300, "d": 64}, {"causal": True, "early": 0}),
+    ({"heads": 2, "kv_heads": 1, "n_q": 70, "n_k": 140, "d": 16}, {"causal": "top_left", "early": 1}),
+    ({"batch": 2, "heads": 2, "n_q": 250, "n_k": 129, "d": 64, "dtype": FLOAT16}, {"window": (100, 9)}),
+    ({"heads": 2, "n_q": 130, "n_k": 140, "d": 64},
+     {"softcap": 2.0, "alibi_slopes": np.float32([.3, -.1]), "causal": True}),
+    ({"heads": 1, "n_q": 1, "n_k": 1, "d": 8}, {}),
+    ({"heads": 4, "kv_heads": 2, "n_q": 140, "n_k": 150, "d": 64}, {"causal": True, "deterministic": True}),
+    ({"heads": 3, "n_q": 140, "n_k": 300, "d": 128}, {"early": 0, "processors": 1}),
+    ({"heads": 2, "n_q": 200, "n_k": 260, "d": 96, "d_v": 64}, {"causal": True, "sinks": np.float32([.3, -np.inf])}),
+    ({"heads": 2, "n_q": 70, "n_k": 300, "d": 128}, {"window": (70, 0), "deterministic": True, "processors": 3}),
+    ({"heads": 2, "n_q": 70, "n_k": 90, "d": 64, "d_v": 128, "dtype": FLOAT16},
+     {"alibi_slopes": np.float32([.3, -.1])}),
+    ({"heads": 2, "n_q": 130, "n_k": 150, "d": 192}, {"causal": True, "early": 0}),
+    ({"heads": 2, "n_q": 100, "n_k": 130, "d": 128, "d_v": 256}, {"causal": True, "deterministic": True}),
+    ({"heads": 2, "kv_heads": 1, "n_q": 140, "n_k": 100, "d": 256, "dtype": FLOAT16}, {"early": 1}),
+    ({"heads": 1, "n_q": 100, "n_k": 130, "d": 256, "d_v": 72}, {"softcap": 2.0, "window": (60, 20)}),
+    ({"heads": 1, "n_q": 65, "n_k": 130, "d": 144}, {"alibi_slopes": np.float32([-.2]), "softcap": 2.0}),
+]
+
+
+@pytest.mark.parametrize("sizes, options", CASES, ids=str)
+def test_right_answers(sizes, options):
+    inputs = problem(**{"dtype": BFLOAT16, **sizes})
+    check_answer(both(*inputs, **options), *inputs, **{name: x for name, x in options.items() if name not in (
+        "early", "seed", "processors", "deterministic")})
