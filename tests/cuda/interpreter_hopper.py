@@ -9,8 +9,8 @@ What is asynchronous happens at a time that is drawn by lot, as late as somebody
   here.
 - A load from shared memory (``ldmatrix``, ``ld.shared``) reads when its registers are first used, or before. Barriers
   of the block wait for it, an mbarrier's arrival does not: so it was seen on a GPU.
-- Products and bulk copies see what a thread has written to shared memory only after its ``fence.proxy.async``: there
-  are two images of shared memory.
+- Products are sure to see what a thread has written to shared memory only after its ``fence.proxy.async``, and may
+  see it before: there are two images of shared memory.
 """
 
 from dataclasses import dataclass, field
@@ -197,16 +197,19 @@ class HopperWarp(Warp):
         super().run()
 
     def written(self, at):
-        """Bytes of shared memory that have been written."""
-        self.unfenced.append(at.ravel())
+        """Bytes of shared memory that have been written: seen by a product now, or only after a fence."""
+        if self.block.rng.random() < .5:
+            self.block.seen[at] = self.block.shared[at]
+        else:
+            self.unfenced.append(at.ravel())
 
     def _st(self, opcode, args, lanes):
+        self.finish_loads()
+        super()._st(opcode, args, lanes)
         if "shared" in opcode:
-            self.finish_loads()
             size = 4 * len(self.names(args[1]))
             self.written(self.memory(opcode, args[0], lanes, size)[1][lanes][:, None] + np.arange(size))
-        super()._st(opcode, args, lanes)
-        if "release" in opcode:
+        elif "release" in opcode:
             self.block.memory.releases += 1
 
     def _stmatrix(self, opcode, args, lanes):

@@ -25,9 +25,9 @@ factors meets as before, and nothing is exchanged.
 
 **float32, exactly.** x is split into hi, x rounded to TF32, and lo = x - hi, which is exact and has 12 bits, of which
 the tensor core takes 11; what is lost is at most one unit of x's last place, up as often as down, for hi is rounded and
-not cut off. Then A B = lo hi + hi lo + hi hi, without lo lo, 2^-24 of the rest. A tensor core cuts off what does not
-fit into its float32 sum, always towards zero: in a chain over n steps the losses add up to n/2 units of the last
-place, some 4e-6 for a depth of 256, where float32 sums are right to 5e-7. So each step of the depth is a chain of its
+not cut off. Then A B = lo hi + hi lo + hi hi, without lo lo, which is at most 2^-22 of the rest, and of either sign. A
+tensor core cuts off what does not fit into its float32 sum, always towards zero: in a chain the losses add up, to some
+4e-6 of the result for a depth of 256, where float32 sums are right to 5e-7. So each step of the depth is a chain of its
 own, of three instructions, the small products first, and is added to the accumulator by an ordinary addition, which
 rounds to the nearest.
 
@@ -94,22 +94,21 @@ def _place(operand, outer, k):
     return within, row * STEP * BOX_ROW + box * operand.rows * BOX_ROW
 
 
-def _load(name, address, operand, outer, k):
-    """A line of PTX: registers ``name0`` to ``name3`` from 16 rows of 32 bytes."""
+def _load(names, address, operand, outer, k):
+    """PTX: four registers from 16 rows of 32 bytes."""
     within, offset = _place(operand, outer, k)
     trans = ".trans" if operand.depth_down else ""
-    return [f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {{{name}0, {name}1, {name}2, {name}3}}, "
-            f"[{address}{within} + {offset}];"]
+    return [f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {_list(names)}, [{address}{within} + {offset}];"]
 
 
-def _load_numbers(name, address, operand, outer, k, of_a):
+def _load_numbers(names, address, operand, outer, k, of_a):
     """The same from 8 rows of 16 float32, one by one: rows 2c and 2c + 1, two columns eight apart."""
     lines = []
-    for n in range(4):
+    for n, name in enumerate(names):
         odd, half = (n // 2, n % 2) if of_a else (n % 2, n // 2)
         box, within = divmod(2 * outer + half, BOX_STEPS)
         offset = (8 * k + odd + box * operand.rows) * BOX_ROW
-        lines.append(f"ld.shared.b32 {name}{n}, [{address}{within + BOX_STEPS * odd} + {offset}];")
+        lines.append(f"ld.shared.b32 {name}, [{address}{within + BOX_STEPS * odd} + {offset}];")
     return lines
 
 
@@ -133,7 +132,7 @@ ZEROS = ["zero"] * 4
 class _Of16Bits:
     """What a step of a product is for 16-bit numbers: one instruction."""
 
-    declared = step = ""
+    declared, wall, pieces = "", "", 1
 
     def __init__(self, dtype):
         element = "f16" if dtype == FLOAT16 else "bf16"
@@ -151,7 +150,7 @@ class _Of16Bits:
 class _OfTf32:
     """For float32 at TF32's precision: one instruction, and rounding before."""
 
-    declared, step = ".reg .b32 a_hi<8>, b_hi<4>;", ""
+    declared, wall, pieces = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1
 
     def prepare(self, side, names):
         hi = [f"{side}_hi{n}" for n in range(len(names))]
@@ -164,10 +163,11 @@ class _OfTf32:
 class _OfFloat32:
     """For float32: three instructions from zero on, and an addition; see the top of the module."""
 
-    declared = ".reg .b32 a_hi<8>, b_hi<4>, a_lo<8>, b_lo<4>; .reg .f32 t<16>; .reg .pred never;"
-    # The assembler would put all additions off to the end, and has no registers for what waits for them: it moves
-    # nothing past an instruction that might end the thread. No address is 0: the driver's own memory lies there.
-    step = "setp.eq.u32 never, {b}, {n}; @never trap;"
+    declared = ".reg .b32 a_hi<8>, b_hi<16>, a_lo<8>, b_lo<16>; .reg .f32 t<32>; .reg .pred never;"
+    # The assembler would put all additions off to the end, and has no registers for what waits for them. But it moves
+    # nothing past an instruction that might end the thread, here if an address were odd. So products come by turns of
+    # so many pieces, behind a wall each, and what a turn multiplies is loaded in the turn before.
+    wall, pieces = "setp.eq.u32 never, {b}, {n}; @never trap;", 8
 
     def prepare(self, side, names):
         hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
@@ -188,7 +188,7 @@ class _OfFloat32:
 
 
 @lru_cache(maxsize=None)
-def make_warp_product(parts, columns, depth, number, a_operand, b_operand, accumulate):
+def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accumulate):
     """Build ``product(acc, a, b)``, ``acc + A B``; without `accumulate` ``product(a, b)``, ``A B``.
 
     ``mma.sync``, ISA: "Warp Level Matrix Multiply-Accumulate Instructions: mma", "Matrix Fragments for mma.m16n8k16",
@@ -200,7 +200,7 @@ def make_warp_product(parts, columns, depth, number, a_operand, b_operand, accum
         Of the accumulator, and of A.
     columns, depth : int
         Multiples of 16.
-    number : numpy.dtype or "tf32"
+    factors : numpy.dtype or "tf32"
         What is multiplied; "tf32" is float32 at TF32's precision.
     a_operand, b_operand : Operand
         How A and B lie in shared memory: their addresses are passed. If `a_operand` is None, A is a packed fragment.
@@ -211,8 +211,8 @@ def make_warp_product(parts, columns, depth, number, a_operand, b_operand, accum
     An operand may be a part of the tile that lies there: the address is then that of its first element. Its columns
     must not go on in another box if they begin within one.
     """
-    is_32_bit = number == "tf32" or number == FLOAT32
-    kind = _OfTf32() if number == "tf32" else _OfFloat32() if is_32_bit else _Of16Bits(number)
+    is_32_bit = factors == "tf32" or factors == FLOAT32
+    kind = _OfTf32() if factors == "tf32" else _OfFloat32() if is_32_bit else _Of16Bits(factors)
     count, step = parts * columns // 2, STEP_BYTES // (4 if is_32_bit else 2)
     a_words = depth // step * 4         # registers of a part of A
     a_count = 1 if a_operand else parts * a_words
@@ -221,39 +221,64 @@ def make_warp_product(parts, columns, depth, number, a_operand, b_operand, accum
     def by_numbers(operand):
         return is_32_bit and operand is not None and operand.depth_down
 
-    def load(name, address, operand, outer, k, of_a):
-        return (_load_numbers(name, address, operand, outer, k, of_a) if by_numbers(operand)
-                else _load(name, address, operand, outer, k))
+    def load(names, address, operand, outer, k, of_a):
+        return (_load_numbers(names, address, operand, outer, k, of_a) if by_numbers(operand)
+                else _load(names, address, operand, outer, k))
+
+    # what is multiplied at a time: a step of the depth, and some columns of it
+    turn = max(1, kind.pieces // (2 * parts))
+    turns = [(k, range(outer, min(outer + turn, columns // STEP))) for k in range(depth // step)
+             for outer in range(0, columns // STEP, turn)]
+
+    def registers_of(number):
+        """Names of the registers of a turn's A, and of its B; the next turn has others."""
+        k, outers = turns[number]
+        first = count * (2 if accumulate else 1)                    # number of the first operand that is not acc
+        a = ([f"a{8 * (k % 2) + n}" for n in range(4 * parts)] if a_operand else
+             [f"${first + part * a_words + 4 * k + n}" for part in range(parts) for n in order])
+        return a, [f"b{4 * turn * (number % 2) + n}" for n in range(4 * len(outers))]
+
+    def loads(number):
+        """PTX that loads what a turn multiplies."""
+        (k, outers), (a, b), lines = turns[number], registers_of(number), []
+        if a_operand and outers[0] == 0:
+            for part in range(parts):
+                lines += load(a[4 * part:4 * part + 4], "at_a", a_operand, part, k, True)
+        for n, outer in enumerate(outers):
+            lines += load(b[4 * n:4 * n + 4], "at_b", b_operand, outer, k, False)
+        return lines
 
     def text():
-        first = count * (2 if accumulate else 1)                    # number of the first operand that is not acc
-        # a: A of each part; b: B; at_a, at_b: this lane's address for each step within a box
-        lines = ["{ .reg .b32 a0_<4>, a1_<4>, b<4>, at_a<8>, at_b<8>; .reg .f32 zero; mov.f32 zero, 0f00000000;",
-                 kind.declared, *_addresses("at_b", f"${first + a_count}", by_numbers(b_operand))]
+        first = count * (2 if accumulate else 1)
+        b_address = f"${first + a_count}"
+        # at_a, at_b: this lane's address for each step within a box
+        lines = [f"{{ .reg .b32 a<16>, b<{8 * turn}>, at_a<8>, at_b<8>; .reg .f32 zero; mov.f32 zero, 0f00000000;",
+                 kind.declared, *_addresses("at_b", b_address, by_numbers(b_operand))]
         if a_operand:
             lines += _addresses("at_a", f"${first}", by_numbers(a_operand))
-        for k in range(depth // step):
-            a = []
-            for part in range(parts):
-                if a_operand:
-                    lines += load(f"a{part}_", "at_a", a_operand, part, k, True)
-                    a += [f"a{part}_{n}" for n in range(4)]
-                else:
-                    a += [f"${first + part * a_words + 4 * k + n}" for n in order]
-            made, a = kind.prepare("a", a)
+        ahead = 1 if kind.wall else 0       # how many turns loads are ahead of products
+        for number in range(-ahead, len(turns)):
+            if kind.wall and number >= 0:
+                lines.append(kind.wall.format(b=b_address, n=2 * number + 1))
+            if number + ahead < len(turns):
+                lines += loads(number + ahead)
+            if number < 0:
+                continue
+            k, outers = turns[number]
+            a, b = registers_of(number)
+            if outers[0] == 0:
+                made, prepared_a = kind.prepare("a", a)
+                lines += made
+            made, b = kind.prepare("b", b)
             lines += made
-            for outer in range(columns // STEP):
-                made, b = kind.prepare("b", [f"b{n}" for n in range(4)])
-                if outer * parts % 4 == 0:
-                    lines.append(kind.step.format(b=f"${first + a_count}", n=2 * len(lines) + 1))
-                lines += load("b", "at_b", b_operand, outer, k, False) + made
-                pieces = []
+            pieces = []
+            for n, outer in enumerate(outers):
                 for part in range(parts):
                     for half in range(2):
                         start = part * columns // 2 + 8 * outer + 4 * half
-                        pieces.append(([f"${start + n}" for n in range(4)], a[4 * part:4 * part + 4],
-                                       b[2 * half:2 * half + 2]))
-                lines += kind.multiply(pieces, begins=not (k or accumulate))
+                        pieces.append(([f"${start + n}" for n in range(4)], prepared_a[4 * part:4 * part + 4],
+                                       b[4 * n + 2 * half:4 * n + 2 * half + 2]))
+            lines += kind.multiply(pieces, begins=not (k or accumulate))
         return " ".join(lines) + " }"
 
     def generate(builder, acc, a, b):
