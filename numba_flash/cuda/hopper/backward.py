@@ -29,13 +29,13 @@ from ..ptx.assembly import float32, int32
 from ..ptx.barriers import barrier_arrive, barrier_sync, fence_async, make_set_registers, mbarrier_arrive
 from ..ptx.copies import BOX_ROW, make_parameter_address, shared_memory, swizzled
 from ..ptx.fragments import columnwise, first_column, first_row, make_filled, make_pack16, store_transposed
-from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared, make_wait
+from ..ptx.wgmma import make_wait
 from ..tensor_cores.gradients import (less_delta, make_damped, make_transposed_score_tile, probability,
                                       score_gradient)
 from ..tensor_cores.schedule import following, thread_of_warpgroup
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import WARPGROUP
-from .backward_parts import CONSUMERS_OWN, make_parts, make_store_keys, signature_of
+from .backward_parts import CONSUMERS_OWN, make_parts, make_products, make_store_keys, signature_of
 from .config import ROWS, BackwardLayout
 
 TURN = CONSUMERS_OWN    # and the one after: the block's barriers for the consumers' turns
@@ -55,7 +55,7 @@ def make_backward(tile, spec, ordered):
     layout = BackwardLayout(tile, spec)
     block_m, block_n, stages, by_rows, ds_slots = (tile.block_m, tile.block_n, tile.stages, tile.dq_by_rows,
                                                    tile.ds_slots)
-    d, d_v, dq_columns, alibi, softcap = spec.d, spec.d_v, layout.dq_columns, spec.alibi, spec.softcap
+    alibi, softcap = spec.alibi, spec.softcap
     _, _, q_bytes, do_bytes, ds_bytes, number_bytes, _ = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tiles, number_tiles, _, _ = layout.offsets
     k_full, v_full, q_full, q_empty, do_full, do_empty, _ = layout.barriers
@@ -64,16 +64,10 @@ def make_backward(tile, spec, ordered):
     q_map_address, k_map_address, v_map_address, do_map_address = map(make_parameter_address, range(4))
     give_registers = make_set_registers("dec", tile.producer_registers)
     take_registers = make_set_registers("inc", tile.consumer_registers)
-    keys, queries = Operand(block_n, depth_down=False), Operand(block_m, depth_down=False)
-    keys_down, queries_down = Operand(block_n, depth_down=True), Operand(block_m, depth_down=True)
-    multiply_kq = make_product_of_shared(block_m, d, spec.dtype, keys, queries)
-    multiply_vdo = make_product_of_shared(block_m, d_v, spec.dtype, keys, queries)
-    multiply_pdo = make_product_of_registers(d_v, block_m, spec.dtype, queries_down)
-    multiply_dsq = make_product_of_registers(d, block_m, spec.dtype, queries_down)
-    multiply_dsk = make_product_of_shared(dq_columns, block_n, spec.dtype, queries, keys_down)
+    multiply_kq, multiply_vdo, multiply_pdo, multiply_dsq, multiply_dsk = make_products(tile, spec)
     wait_all, wait_all_but_one = make_wait(0), make_wait(1)
-    undefined_s, undefined_dq = make_filled(block_m, None), make_filled(dq_columns, None)
-    zero_dk, zero_dv = make_filled(d, 0.0), make_filled(d_v, 0.0)
+    undefined_s, undefined_dq = make_filled(block_m, None), make_filled(layout.dq_columns, None)
+    zero_dk, zero_dv = make_filled(spec.d, 0.0), make_filled(spec.d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
     store_keys = make_store_keys(spec.dtype)
     score_tile = make_transposed_score_tile(spec, block_m, 1, thread_of_warpgroup)

@@ -16,6 +16,7 @@ from ..ptx.barriers import (barrier_arrive, barrier_sync, fence_mbarrier_init, m
                             mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
 from ..ptx.copies import copy_boxes, copy_bytes, element_address, load_acquire, store_release, tensor_map
 from ..ptx.fragments import first_row, make_add_fragment, make_pack16, store_rows
+from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared
 from ..signatures import array_type, counters, int64, none, real_array
 from ..tensor_cores.schedule import divide, following, thread_of_warpgroup
 from ..tensor_cores.softmax import scaled
@@ -180,6 +181,18 @@ def make_parts(tile, spec, ordered):
             barrier_arrive(ADDED + consumer, WARPGROUP + WARP)
 
     return Parts(wait_for, set_barriers, own_place, produce, following_step, add_dq)
+
+
+def make_products(tile, spec):
+    """Build the products S^T = K Q^T, dP^T = V dO^T, dV += P^T dO, dK += dS^T Q, and a consumer's part of dQ = dS K."""
+    block_m, block_n, d, d_v, dtype = tile.block_m, tile.block_n, spec.d, spec.d_v, spec.dtype
+    keys, queries = Operand(block_n, depth_down=False), Operand(block_m, depth_down=False)
+    keys_down, queries_down = Operand(block_n, depth_down=True), Operand(block_m, depth_down=True)
+    return (make_product_of_shared(block_m, d, dtype, keys, queries),
+            make_product_of_shared(block_m, d_v, dtype, keys, queries),
+            make_product_of_registers(d_v, block_m, dtype, queries_down),
+            make_product_of_registers(d, block_m, dtype, queries_down),
+            make_product_of_shared(BackwardLayout(tile, spec).dq_columns, block_n, dtype, queries, keys_down))
 
 
 @lru_cache(maxsize=None)

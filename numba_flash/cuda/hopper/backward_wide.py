@@ -22,11 +22,11 @@ from ..ptx.barriers import barrier_arrive, barrier_sync, fence_async, make_set_r
 from ..ptx.copies import BOX_ROW, make_parameter_address, shared_memory, swizzled
 from ..ptx.fragments import (columnwise, first_column, first_row, make_filled, make_load_words, make_pack16,
                              store_transposed, store_words)
-from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared, make_wait
+from ..ptx.wgmma import make_wait
 from ..tensor_cores.gradients import make_damped, make_transposed_score_tile, probability, score_gradient
 from ..tensor_cores.schedule import following, thread_of_warpgroup
 from ..tensor_cores.spec import BOX, WARP, WARPGROUP
-from .backward_parts import CONSUMERS_OWN, make_parts, make_store_keys, signature_of
+from .backward_parts import CONSUMERS_OWN, make_parts, make_products, make_store_keys, signature_of
 from .config import ROWS, BackwardLayout
 
 P_THERE, DS_THERE = CONSUMERS_OWN, CONSUMERS_OWN + 1    # the block's barriers, of both consumers
@@ -45,7 +45,7 @@ def make_backward(tile, spec, ordered):
     """
     layout = BackwardLayout(tile, spec)
     block_m, block_n, stages = tile.block_m, tile.block_n, tile.stages
-    d, d_v, dq_columns, alibi, softcap = spec.d, spec.d_v, layout.dq_columns, spec.alibi, spec.softcap
+    dq_columns, alibi, softcap = layout.dq_columns, spec.alibi, spec.softcap
     _, _, q_bytes, do_bytes, ds_bytes, number_bytes, _ = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tiles, number_tiles, p_tile, _ = layout.offsets
     k_full, v_full, q_full, q_empty, do_full, do_empty, _ = layout.barriers
@@ -54,16 +54,10 @@ def make_backward(tile, spec, ordered):
     q_map_address, k_map_address, v_map_address, do_map_address = map(make_parameter_address, range(4))
     give_registers = make_set_registers("dec", tile.producer_registers)
     take_registers = make_set_registers("inc", tile.consumer_registers)
-    keys, queries = Operand(block_n, depth_down=False), Operand(block_m, depth_down=False)
-    keys_down, queries_down = Operand(block_n, depth_down=True), Operand(block_m, depth_down=True)
-    multiply_kq = make_product_of_shared(block_m, d, spec.dtype, keys, queries)
-    multiply_vdo = make_product_of_shared(block_m, d_v, spec.dtype, keys, queries)
-    multiply_pdo = make_product_of_registers(d_v, block_m, spec.dtype, queries_down)
-    multiply_dsq = make_product_of_registers(d, block_m, spec.dtype, queries_down)
-    multiply_dsk = make_product_of_shared(dq_columns, block_n, spec.dtype, queries, keys_down)
+    multiply_kq, multiply_vdo, multiply_pdo, multiply_dsq, multiply_dsk = make_products(tile, spec)
     wait_all = make_wait(0)
     undefined_s, undefined_dq = make_filled(block_m, None), make_filled(dq_columns, None)
-    zero_dk, zero_dv = make_filled(d, 0.0), make_filled(d_v, 0.0)
+    zero_dk, zero_dv = make_filled(spec.d, 0.0), make_filled(spec.d_v, 0.0)
     pack16, load_p = make_pack16(spec.dtype), make_load_words(block_m // 2, float32)
     store_keys = make_store_keys(spec.dtype)
     score_tile = make_transposed_score_tile(spec, block_m, 1, thread_of_warpgroup)
