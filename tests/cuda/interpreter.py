@@ -152,7 +152,7 @@ class Warp:
         x, dtype = self.held(name), TYPES[type_]
         if x is None:
             special = {"%tid.x": self.number * 32 + LANE, "%laneid": LANE, "%ctaid.x": self.block.index,
-                       "%nctaid.x": self.block.grid, "dynamic_shared_memory": SHARED_START}
+                       "%nctaid.x": self.block.grid, "%nctaid.y": 1, "dynamic_shared_memory": SHARED_START}
             if name in special:
                 return np.broadcast_to(special[name], 32).astype(dtype)
             if name in self.block.arguments:            # its address, made up

@@ -163,11 +163,14 @@ class _OfTf32:
 class _OfFloat32:
     """For float32: three instructions from zero on, and an addition; see the top of the module."""
 
-    declared = ".reg .b32 a_hi<8>, b_hi<16>, a_lo<8>, b_lo<16>; .reg .f32 t<32>; .reg .pred never;"
+    declared = (".reg .b32 a_hi<8>, b_hi<16>, a_lo<8>, b_lo<16>; .reg .f32 t<32>; "
+                ".reg .pred never; .reg .b32 grid_y; mov.u32 grid_y, %nctaid.y;")
     # The assembler would put all additions off to the end, and has no registers for what waits for them. But it moves
-    # nothing past an instruction that might end the thread, here if an address were odd. So products come by turns of
-    # so many pieces, behind a wall each, and what a turn multiplies is loaded in the turn before.
-    wall, pieces = "setp.eq.u32 never, {b}, {n}; @never trap;", 8
+    # nothing past an instruction that might end the thread: here if the grid, which has one row, had 2, 3 or more. So
+    # products come by turns of so many pieces, behind a wall each, and what a turn multiplies is loaded in the turn
+    # before. (All threads share that number, so the assembler knows that no warp goes apart there. For compute
+    # capability 8.x it finds a way past some walls, and some registers spill.)
+    wall, pieces = "setp.eq.u32 never, grid_y, {n}; @never trap;", 8
 
     def prepare(self, side, names):
         hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
@@ -259,7 +262,7 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         ahead = 1 if kind.wall else 0       # how many turns loads are ahead of products
         for number in range(-ahead, len(turns)):
             if kind.wall and number >= 0:
-                lines.append(kind.wall.format(b=b_address, n=2 * number + 1))
+                lines.append(kind.wall.format(n=number + 2))
             if number + ahead < len(turns):
                 lines += loads(number + ahead)
             if number < 0:
