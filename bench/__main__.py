@@ -37,13 +37,13 @@ def main(arguments=None):
     parser.add_argument("--part", action="append", help="measure only this part, and leave the other parts of the "
                         "results as they are; may be repeated")
     arguments = parser.parse_args(arguments)
+    if arguments.name in MADE and (arguments.part or arguments.quick):
+        parser.error(f"{arguments.name} has no parts and measures nothing")
     try:
         module = import_module(f"bench.{arguments.name}")
     except ImportError as error:
         raise SystemExit(f"bench {arguments.name} can't run here: {error}")
     if arguments.name in MADE:
-        if arguments.part or arguments.quick:
-            parser.error(f"{arguments.name} has no parts and measures nothing")
         return module.main(arguments.out or MADE[arguments.name])
 
     from .parts import run
@@ -58,12 +58,12 @@ def main(arguments=None):
 
 def draw(name, path):
     """The chart beside the results."""
+    from .charts import save
+
     try:
-        from .charts import save
+        save(name, path, Path(path).with_suffix(".png"))
     except ImportError as error:
         print(f"no chart: {error} (pip install \".[bench]\")", file=sys.stderr)
-        return
-    save(name, path, Path(path).with_suffix(".png"))
 
 
 if __name__ == "__main__":
