@@ -70,15 +70,15 @@ def make_backward(tile, spec, ordered):
                             shared + k_tile + consumer * (dq_columns // BOX * block_n * BOX_ROW))
 
     @device
-    def end_step(shared, sum, dq, sums, consumer, stage, i, h, b, first, add_phase):
+    def end_step(shared, acc, dq, sums, consumer, stage, i, h, b, first, add_phase):
         """Wait for the products, give Q_i and dO_i back, add to dQ of the step before. Returns dV or dK."""
-        sum, dq = wait_all(sum), wait_all(dq)
+        acc, dq = wait_all(acc), wait_all(dq)
         if thread_of_warpgroup() == 0:
             mbarrier_arrive(shared + q_empty + 8 * stage)
             mbarrier_arrive(shared + do_empty + 8 * stage)
         if not first:
             add_dq(shared, dq, sums, consumer, i, h, b, add_phase)
-        return sum
+        return acc
 
     @device
     def passed_at(shared):

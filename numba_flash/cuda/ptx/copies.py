@@ -191,11 +191,6 @@ def wait_rows():
     """
 
 
-@instruction("cp.async.wait_group 1;", None)
-def wait_rows_but_last():
-    """`wait_rows`, but not for the last group."""
-
-
 @instruction("ld.acquire.gpu.global.b32 $0, [$1];", int32, uint64)
 def load_acquire(address):
     """Read a number that another block has written by `store_release`, and see all that it did before. ISA: "ld"."""
