@@ -38,9 +38,10 @@ class HopperRun(Run):
 class Call:
     """One call of the public functions: `hopper.engine` less the driver."""
 
-    def __init__(self, do, q, k, v, early=.5, seed=0, processors=2, deterministic=False, **options):
+    def __init__(self, do, q, k, v, early=.5, seed=0, processors=2, deterministic=False, shares=1, **options):
         call = describe("attention", q, k, v, **options)
-        self.problem, self.processors, self.deterministic = call.problem, processors, deterministic
+        self.problem, self.processors, self.shares = call.problem, processors, shares
+        self.deterministic = deterministic
         self.run = HopperRun(config.TARGET, early, seed)
         self.there = {name: self.run.put(name, x) for name, x in (*call.operands._asdict().items(), ("do", do))
                       if x is not None}
@@ -67,7 +68,7 @@ class Call:
         p, run = self.problem, self.run
         spec = Spec.of_backward(p)
         tile = config.choose_backward(spec)
-        parts = config.BackwardLayout(tile, spec).dq_parts
+        layout = config.BackwardLayout(tile, spec)
         heads, tiles_m, lanes = p.batch * p.heads, -(-p.n_q // tile.block_m), 1 << (-(-p.d_v // 8) - 1).bit_length()
         run.empty("query_numbers", (p.batch, p.heads, tiles_m, 2 * tile.block_m), p.accumulator)
         run.start("tensor_cores.backward_parts:make_query_numbers", (THREADS, lanes, tile.block_m, p.dtype, False),
@@ -75,17 +76,23 @@ class Call:
                   ("do", "o", "lse", None, "query_numbers"))
         dq, dk, dv = (run.empty(name, shape, p.dtype) for name, shape in (("dq", p.q_shape), ("dk", p.k_shape),
                                                                           ("dv", p.v_shape)))
-        sums = run.put("sums", np.zeros((p.batch, p.heads, *parts.shape(p.n_q)), np.float32))
-        if self.deterministic:
-            run.put("turns", np.zeros((*sums.shape[:3], 1), np.int32))
+        targets = {"dq": (dq, layout.dq_parts, p.scale)}
+        if self.shares > 1:
+            targets |= {"dk": (dk, layout.key_parts[0], p.scale), "dv": (dv, layout.key_parts[1], 1)}
+        for name, (x, parts, _) in targets.items():
+            sums = run.put(f"{name}_sums", np.zeros((*x.shape[:2], *parts.shape(x.shape[2])), np.float32))
+            if name == "dq" and self.deterministic:
+                run.put("turns", np.zeros((*sums.shape[:3], 1), np.int32))
         run.launch(f"hopper.{'backward_wide' if tile.wide else 'backward'}:make_backward",
                    (tile, spec, self.deterministic), config.BackwardLayout,
-                   -(-p.n_k // tile.block_n) * p.batch * p.kv_heads,
+                   -(-p.n_k // tile.block_n) * p.batch * p.kv_heads * self.shares,
                    (*self.maps(q=tile.block_m, k=tile.block_n, v=tile.block_n, do=tile.block_m), "query_numbers",
-                    "sums", "turns", "dk", "dv", "alibi_slopes"), (p.n_q, p.n_k, p.group, *numbers(spec, p)),
+                    "dq_sums", "turns", "dk", "dv", *(f"{x if x in targets else 'dq'}_sums" for x in ("dk", "dv")),
+                    "alibi_slopes"), (p.n_q, p.n_k, p.group, self.shares, 2, *numbers(spec, p)),
                    together=self.processors if self.deterministic else 1)
-        run.start("tensor_cores.backward_parts:make_round", (parts, p.dtype), 128, 0, sums.size // sums.shape[3],
-                  ("sums", "dq"), (p.scale,))
+        for name, (x, parts, scale) in targets.items():
+            run.start("tensor_cores.backward_parts:make_round", (parts, p.dtype), 128, 0,
+                      np.prod(x.shape[:2]) * parts.shape(x.shape[2])[0], (f"{name}_sums", name), (scale,))
         return dq, dk, dv
 
 
@@ -102,7 +109,8 @@ CASES = [
     ({"heads": 2, "n_q": 130, "n_k": 140, "d": 64},
      {"softcap": 2.0, "alibi_slopes": np.float32([.3, -.1]), "causal": True}),
     ({"heads": 1, "n_q": 1, "n_k": 1, "d": 8}, {}),
-    ({"heads": 4, "kv_heads": 2, "n_q": 140, "n_k": 150, "d": 64}, {"causal": True, "deterministic": True}),
+    ({"heads": 4, "kv_heads": 2, "n_q": 140, "n_k": 150, "d": 64},
+     {"causal": True, "deterministic": True, "shares": 2}),
     ({"heads": 2, "n_q": 140, "n_k": 300, "d": 128}, {"early": 0, "processors": 1}),
     ({"heads": 2, "n_q": 200, "n_k": 260, "d": 96, "d_v": 64}, {"causal": True, "sinks": np.float32([.3, -np.inf])}),
     ({"heads": 2, "n_q": 70, "n_k": 300, "d": 128}, {"window": (70, 0), "deterministic": True, "processors": 3}),
@@ -110,7 +118,7 @@ CASES = [
      {"alibi_slopes": np.float32([.3, -.1])}),
     ({"heads": 1, "n_q": 130, "n_k": 150, "d": 192}, {"causal": True, "early": 0}),
     ({"heads": 2, "n_q": 100, "n_k": 130, "d": 128, "d_v": 256}, {"causal": True, "deterministic": True}),
-    ({"heads": 2, "kv_heads": 1, "n_q": 70, "n_k": 100, "d": 256, "dtype": FLOAT16}, {"early": 1}),
+    ({"heads": 3, "kv_heads": 1, "n_q": 70, "n_k": 100, "d": 256, "dtype": FLOAT16}, {"early": 1, "shares": 3}),
     ({"heads": 1, "n_q": 100, "n_k": 130, "d": 256, "d_v": 72}, {"softcap": 2.0, "window": (60, 20)}),
     ({"heads": 1, "n_q": 65, "n_k": 130, "d": 144}, {"alibi_slopes": np.float32([-.2]), "softcap": 2.0}),
 ]
@@ -120,7 +128,7 @@ CASES = [
 def test_right_answers(sizes, options):
     inputs = problem(**{"dtype": BFLOAT16, **sizes})
     check_answer(both(*inputs, **options), *inputs, **{name: x for name, x in options.items() if name not in (
-        "early", "seed", "processors", "deterministic")})
+        "early", "seed", "processors", "deterministic", "shares")})
 
 
 def test_the_order_of_sums_repeats():

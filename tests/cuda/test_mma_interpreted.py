@@ -52,7 +52,8 @@ def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, **options):
     inputs = "q", "k", "v", "do", "query_numbers"
     run.launch("mma.backward:make_backward", (tile, spec, not deterministic, parts.by_four), config.BackwardLayout,
                -(-p.n_k // tile.block_n) * p.batch * p.kv_heads,
-               (*inputs, None if deterministic else "sums", "dk", "dv", "alibi_slopes"), (p.group, *numbers(spec, p)))
+               (*inputs, None if deterministic else "sums", "dk", "dv", "alibi_slopes"),
+               (p.group, 2, *numbers(spec, p)))
     if deterministic:
         assert not sums.any()
         tile = config.choose_dq(spec, limit)

@@ -16,7 +16,8 @@ The turns do two things: one consumer's exponentials run while the other's produ
 "my dS is there, and I have read that of the step before". As dS is stored before the turn comes, while the other may
 still read that of two steps before, there are three places for it.
 
-Query heads that share keys are walked one after another: dK and dV of a group add up in the same registers.
+Query heads that share keys are walked one after another: dK and dV of a group add up in the same registers. Where
+that leaves multiprocessors without work, several blocks share a group, and add up in global memory, too.
 
 Reads and writes of global memory: as `flash2_backward` with tiles of 128 keys, each of which adds to all of dQ once.
 """
@@ -48,7 +49,7 @@ probability, score_gradient, less_delta = map(columnwise, (probability, score_gr
 def make_backward(tile, spec, ordered):
     """Build the backward kernel.
 
-    Grid: one block for each K/V tile of each key head. Block: one producer warpgroup and two consumers. Shared memory:
+    Grid: one block for each K/V tile of each key head and share of its query heads. Block: one producer warpgroup and two consumers. Shared memory:
     `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: see
     `make_parts`.
     """
@@ -80,11 +81,11 @@ def make_backward(tile, spec, ordered):
         its_first = float32(int32(j + first_row(thread) - band[1] - i - first_column(thread)))
         return damped(less_delta(dp, deltas), float32(0), s, (its_first, its_first + float32(8)), slope, cap)
 
-    def hopper_backward(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, slopes, n_q, n_k, group,
-                        scale, factor, cap, offset, left, right):
+    def hopper_backward(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, dk_sums, dv_sums, slopes, n_q,
+                        n_k, group, shares, together, scale, factor, cap, offset, left, right):
         n_q, n_k = int32(n_q), int32(n_k)
         band = n_k, int32(offset), int32(left), int32(right)
-        place = own_place(n_q, int32(group), int32(dk_array.shape[1]), band)
+        place = own_place(n_q, int32(group), int32(shares), int32(together), int32(dk_array.shape[1]), band)
         shared, thread = shared_memory(), int32(cuda.threadIdx.x)
         set_barriers(shared)
 
@@ -96,7 +97,7 @@ def make_backward(tile, spec, ordered):
         # ---- the consumers -------------------------------------------------------------------------------------------
         else:
             take_registers()
-            b, kv_h, group, j_first, i_first, i_stop = place
+            b, kv_h, h_first, h_stop, j_first, i_first, i_stop = place
             consumer = uniform(thread // WARPGROUP - 1)
             leader = thread & (WARPGROUP - 1) == 0
             j = int32(j_first + consumer * ROWS)
@@ -110,7 +111,7 @@ def make_backward(tile, spec, ordered):
             else:
                 dq_k += consumer * block_n * BOX_ROW
             dk, dv = zero_dk(), zero_dv()
-            stage, phase, i, h = int32(0), int32(0), int32(i_first), int32(kv_h * group)
+            stage, phase, i, h = int32(0), int32(0), int32(i_first), int32(h_first)
             last_i, last_h, slot, last_slot = i, h, int32(0), int32(0)
             add_phase, first = int32(1), True                                       # the first step adds nothing
             slope = slopes[b, h] if alibi else float32(0)
@@ -125,7 +126,7 @@ def make_backward(tile, spec, ordered):
                 if consumer == 1:
                     barrier_arrive(TURN, 2 * WARPGROUP)             # the other begins
 
-                while h < (kv_h + 1) * group:
+                while h < h_stop:
                     its_numbers = shared + number_tiles + stage * number_bytes + 4 * first_column(thread_of_warpgroup())
                     # P^T = exp(S^T - lse)
                     s, dp = wait_all(s), wait_all(dp)       # the assembler does not keep only one in flight here
@@ -180,7 +181,7 @@ def make_backward(tile, spec, ordered):
                 dq = wait_all(multiply_dsk(undefined_dq(), dq_ds + last_slot * ds_bytes, dq_k))
                 add_dq(shared, dq, sums, consumer, last_i, last_h, b, add_phase)
 
-            store_keys(dv, float32(1), dv_array, b, kv_h, j, n_k)
-            store_keys(dk, scale, dk_array, b, kv_h, j, n_k)
+            store_keys(dv, float32(1), dv_array, dv_sums, shares, b, kv_h, j, n_k)
+            store_keys(dk, scale, dk_array, dk_sums, shares, b, kv_h, j, n_k)
 
     return hopper_backward, signature_of(spec, ordered)

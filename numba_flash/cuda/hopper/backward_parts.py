@@ -18,10 +18,10 @@ from ..ptx.copies import copy_boxes, copy_bytes, element_address, load_acquire, 
 from ..ptx.fragments import first_row, make_add_fragment, make_pack16, store_rows
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared
 from ..signatures import array_type, counters, int64, none, real_array
-from ..tensor_cores.schedule import divide, following, thread_of_warpgroup
+from ..tensor_cores.schedule import divide, following, thread_of_warpgroup, tile_and_head
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import WARP, WARPGROUP
-from .config import BackwardLayout
+from .config import ROWS, BackwardLayout
 
 ADDED = 1               # and the one after, one for each consumer: the block's barriers
 CONSUMERS_OWN = 3       # and those after are free for the consumers
@@ -44,8 +44,8 @@ def signature_of(spec, ordered):
     """Types of the parameters of a backward kernel: see `hopper.engine.backward`."""
     return ((tensor_map,) * 4
             + (real_array(spec.dtype, 4), real_array(spec.dtype, 4), counters if ordered else none,
-               array_type(spec.dtype, 4), array_type(spec.dtype, 4), real_array(spec.dtype, 2) if spec.alibi else none,
-               *[int64] * 3, *[float32] * 3, *[int64] * 3))
+               array_type(spec.dtype, 4), array_type(spec.dtype, 4), real_array(spec.dtype, 4),
+               real_array(spec.dtype, 4), real_array(spec.dtype, 2) if spec.alibi else none, *[int64] * 5, *[float32] * 3, *[int64] * 3))
 
 
 @lru_cache(maxsize=None)
@@ -78,20 +78,23 @@ def make_parts(tile, spec, ordered):
         cuda.syncthreads()      # or a thread waits on a barrier that isn't set up yet
 
     @device
-    def own_place(n_q, group, kv_heads, band):
-        """The block's batch, key head, group, first key, and the queries that see its keys: first, stop."""
+    def own_place(n_q, group, shares, together, kv_heads, band):
+        """The block's batch, key head, its query heads and its first key, and the queries that see its keys."""
         n_k, offset, left, right = band
         tiles_n = int32((n_k + block_n - 1) // block_n)
-        bh, tile_n = divide(cuda.blockIdx.x, tiles_n)
+        tile_n, walk = tile_and_head(cuda.blockIdx.x, tiles_n, int32(cuda.gridDim.x // tiles_n), together)
         if ordered:             # a block waits for those with later keys, so that these must start before
             tile_n = int32(tiles_n - 1 - tile_n)
+        bh, share = divide(walk, shares)
         b, kv_h = divide(bh, kv_heads)
-        j_first = int32(tile_n * block_n)
+        heads, _ = divide(group, shares)
+        h_first, j_first = int32(kv_h * group + share * heads), int32(tile_n * block_n)
         i_first, i_stop = seeing_queries(j_first, min(j_first + block_n, n_k), offset, left, right, n_q)
         if i_first >= i_stop:
             i_stop = int32(0)                       # nobody sees these keys
         i_first = int32(i_first // block_m * block_m)
-        return uniform(b), uniform(kv_h), group, uniform(j_first), uniform(i_first), uniform(int32(i_stop))
+        return (uniform(b), uniform(kv_h), uniform(h_first), uniform(h_first + heads), uniform(j_first),
+                uniform(i_first), uniform(int32(i_stop)))
 
     # ---- the producer ------------------------------------------------------------------------------------------------
 
@@ -99,13 +102,13 @@ def make_parts(tile, spec, ordered):
     def load_tiles(shared, own_map, walked_map, own, own_full, own_bytes, own_boxes, tiles, full, empty, size, boxes,
                    numbers, place):
         """Load the block's K, and Q_i of all query tiles that see it, with lse and delta; or its V, and dO_i."""
-        b, kv_h, group, j_first, i_first, i_stop = place
+        b, kv_h, h_first, h_stop, j_first, i_first, i_stop = place
         leader = cuda.threadIdx.x % WARP == 0
         if leader:
             mbarrier_expect(shared + own_full, own_bytes)
             copy_boxes(shared + own, own_map, shared + own_full, own_boxes, block_n, j_first, kv_h, b)
-        stage, phase, h = int32(0), int32(1), int32(kv_h * group)
-        while h < (kv_h + 1) * group:
+        stage, phase, h = int32(0), int32(1), int32(h_first)
+        while h < h_stop:
             i = int32(i_first)
             while i < i_stop:
                 wait_for(shared + empty + 8 * stage, phase)
@@ -126,11 +129,11 @@ def make_parts(tile, spec, ordered):
     @device
     def keep_order(shared, turns, consumer, n_q, band, place):
         """Tell a consumer when it may add to dQ_i, and the next block when it has."""
-        b, kv_h, group, j_first, i_first, i_stop = place
+        b, kv_h, h_first, h_stop, j_first, i_first, i_stop = place
         n_k, offset, left, right = band
         leader = cuda.threadIdx.x % WARP == 0
-        h = int32(kv_h * group)
-        while h < (kv_h + 1) * group:
+        h = int32(h_first)
+        while h < h_stop:
             i = int32(i_first)
             while i < i_stop:
                 _, stop = seen_keys(i, min(i + block_m, n_q), offset, left, right, n_k)
@@ -164,11 +167,11 @@ def make_parts(tile, spec, ordered):
     @device
     def following_step(i, h, place):
         """The next step's first query and head, and whether there is one."""
-        _, kv_h, group, _, i_first, i_stop = place
+        _, _, _, h_stop, _, i_first, i_stop = place
         next_i, next_h = int32(i + block_m), h
         if next_i >= i_stop:
             next_i, next_h = int32(i_first), int32(h + 1)
-        return next_i, next_h, next_h < (kv_h + 1) * group
+        return next_i, next_h, next_h < h_stop
 
     @device
     def add_dq(shared, dq, sums, consumer, i, h, b, phase):
@@ -197,11 +200,17 @@ def make_products(tile, spec):
 
 @lru_cache(maxsize=None)
 def make_store_keys(dtype):
-    """Build ``store_keys(x, scale, array, b, h, j, n_k)``: the epilogue, 64 rows of dK or dV go out."""
-    pack16 = make_pack16(dtype)
+    """Build ``store_keys(x, scale, array, sums, shares, b, h, j, n_k)``: the epilogue, 64 rows of dK or dV go out.
+
+    To `array`, or if several blocks share them, to `sums`, as `SumParts` lie.
+    """
+    pack16, add_fragment = make_pack16(dtype), make_add_fragment(WARPGROUP, by_four=True)
 
     @device
-    def store_keys(x, scale, array, b, h, j, n_k):
+    def store_keys(x, scale, array, sums, shares, b, h, j, n_k):
+        if shares > 1:
+            add_fragment(x, element_address(sums, b, h, int32(j // ROWS)), thread_of_warpgroup())
+            return
         row = int32(j + first_row(thread_of_warpgroup()))
         store_rows(pack16(scaled(x, (scale, scale))), element_address(array, b, h, row), array.strides[2],
                    int32(n_k - row), int32(array.shape[3]))

@@ -39,7 +39,7 @@ probability, score_gradient = columnwise(probability), columnwise(score_gradient
 def make_backward(tile, spec, ordered):
     """Build the backward kernel.
 
-    Grid: one block for each K/V tile of each key head. Block: one producer warpgroup and two consumers. Shared memory:
+    Grid: one block for each K/V tile of each key head and share of its query heads. Block: one producer warpgroup and two consumers. Shared memory:
     `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: see
     `make_parts`.
     """
@@ -95,16 +95,16 @@ def make_backward(tile, spec, ordered):
             p = damped(p, float32(0), s, (its_first, its_first + float32(8)), slope, cap)
         return p
 
-    def hopper_backward_wide(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, slopes, n_q, n_k,
-                             group, scale, factor, cap, offset, left, right):
+    def hopper_backward_wide(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, dk_sums, dv_sums, slopes,
+                             n_q, n_k, group, shares, together, scale, factor, cap, offset, left, right):
         n_q, n_k = int32(n_q), int32(n_k)
         band = n_k, int32(offset), int32(left), int32(right)
-        place = own_place(n_q, int32(group), int32(dk_array.shape[1]), band)
+        place = own_place(n_q, int32(group), int32(shares), int32(together), int32(dk_array.shape[1]), band)
         shared, thread = shared_memory(), int32(cuda.threadIdx.x)
         set_barriers(shared)
-        b, kv_h, group, j, i_first, i_stop = place
+        b, kv_h, h_first, h_stop, j, i_first, i_stop = place
         consumer = uniform(thread // WARPGROUP - 1)
-        stage, phase, i, h = int32(0), int32(0), int32(i_first), int32(kv_h * group)
+        stage, phase, i, h = int32(0), int32(0), int32(i_first), int32(h_first)
         last_i, last_h, slot, add_phase, first = i, h, int32(0), int32(1), True      # the first step adds nothing
 
         if thread < WARPGROUP:
@@ -123,7 +123,7 @@ def make_backward(tile, spec, ordered):
                 wait_for(shared + k_full, 0)
                 wait_for(shared + q_full, 0)
                 s = multiply_kq(undefined_s(), shared + k_tile, shared + q_tiles)
-                while h < (kv_h + 1) * group:
+                while h < h_stop:
                     # P^T = exp(S^T - lse)
                     slope = slopes[b, h] if alibi else float32(0)
                     its_lse = shared + number_tiles + stage * number_bytes + 4 * first_column(thread_of_warpgroup())
@@ -157,7 +157,7 @@ def make_backward(tile, spec, ordered):
                 barrier_arrive(P_THERE, 2 * WARPGROUP)
                 dq = wait_all(dq_of(shared, slot ^ 1, int32(0)))
                 add_dq(shared, dq, sums, int32(0), last_i, last_h, b, add_phase)
-            store_keys(dv, float32(1), dv_array, b, kv_h, j, n_k)
+            store_keys(dv, float32(1), dv_array, dv_sums, shares, b, kv_h, j, n_k)
 
         # ---- dP, dS, dK ----------------------------------------------------------------------------------------------
         else:
@@ -170,7 +170,7 @@ def make_backward(tile, spec, ordered):
                 wait_for(shared + k_full, 0)
                 wait_for(shared + do_full, 0)
                 dp = multiply_vdo(undefined_s(), shared + v_tile, shared + do_tiles)
-                while h < (kv_h + 1) * group:
+                while h < h_stop:
                     # dS^T = P^T (dP^T - delta)
                     its_delta = (shared + number_tiles + stage * number_bytes
                                  + 4 * (block_m + first_column(thread_of_warpgroup())))
@@ -204,6 +204,6 @@ def make_backward(tile, spec, ordered):
                 barrier_sync(P_THERE, 2 * WARPGROUP)                # or dS isn't there yet of all threads
                 dq = wait_all(dq_of(shared, slot ^ 1, int32(1)))
                 add_dq(shared, dq, sums, int32(1), last_i, last_h, b, add_phase)
-            store_keys(dk, scale, dk_array, b, kv_h, j, n_k)
+            store_keys(dk, scale, dk_array, dk_sums, shares, b, kv_h, j, n_k)
 
     return hopper_backward_wide, signature_of(spec, ordered)

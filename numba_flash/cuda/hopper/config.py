@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, DqParts, Spec, round_up
+from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, SumParts, Spec, round_up
 
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
 BARRIER, NOTE = 8, 32   # bytes
@@ -230,7 +230,12 @@ class BackwardLayout:
     @property
     def dq_parts(self):
         """How dQ lies in float32: a part for each consumer."""
-        return DqParts(WARPGROUP, self.tile.block_m, ROWS, self.dq_columns, 1 if self.tile.dq_by_rows else 2)
+        return SumParts(WARPGROUP, self.tile.block_m, ROWS, self.dq_columns, 1 if self.tile.dq_by_rows else 2)
+
+    @property
+    def key_parts(self):
+        """How dK and dV lie in float32 where blocks share them."""
+        return tuple(SumParts(WARPGROUP, self.tile.block_n, ROWS, columns, 1) for columns in (self.spec.d, self.spec.d_v))
 
     @property
     def sizes(self):

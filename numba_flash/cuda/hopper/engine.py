@@ -8,9 +8,9 @@ import numpy as np
 from ...problem import without_unseen_keys
 from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
-from ..tensor_cores.host import (begin_backward, for_copies, numbers, round_dq, why_not_for_tensor_cores,
+from ..tensor_cores.host import (begin_backward, for_copies, numbers, round_sums, why_not_for_tensor_cores,
                                  zero_sums)
-from ..tensor_cores.spec import Spec, heads_together
+from ..tensor_cores.spec import Spec, heads_together, key_heads_together, shares_of_group
 from .config import ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
 from .tensor_map import encode
 
@@ -90,7 +90,11 @@ def forward(problem, operands, o, lse):
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):
-    """Fill the gradients. Extra memory: two numbers for each query, and dQ in float32; a few turns if bits repeat."""
+    """Fill the gradients.
+
+    Extra memory: two numbers for each query, and dQ in float32; dK and dV, too, where blocks share them; a few turns
+    if bits repeat.
+    """
     import cupy
     spec = Spec.of_backward(problem)
     tile = choose_backward(spec)
@@ -98,13 +102,20 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     problem, operands, query_numbers, do, dk, dv = begin_backward(problem, operands, do, dlse, o, lse, gradients,
                                                                   tile.block_m)
     q, k, v = map(for_copies, (operands.q, operands.k, operands.v))
-    sums = zero_sums(problem, layout.dq_parts)
-    turns = cupy.zeros((*sums.shape[:3], 1), np.int32) if problem.deterministic else None
+    tiles, processors = -(-problem.n_k // tile.block_n), attribute(PROCESSORS, do.data.device_id)
+    shares = shares_of_group(problem, tiles, processors)
+    together = key_heads_together(problem, tiles, processors)
+    dq_sums = zero_sums(gradients.dq, layout.dq_parts)
+    key_sums = [zero_sums(x, parts) if shares > 1 else dq_sums for x, parts in zip((dk, dv), layout.key_parts)]
+    turns = cupy.zeros((*dq_sums.shape[:3], 1), np.int32) if problem.deterministic else None
     maps = (encode(q, tile.block_m), encode(k, tile.block_n), encode(v, tile.block_n), encode(do, tile.block_m))
     name = "backward_wide" if tile.wide else "backward"
     launch = launcher(f"hopper.{name}:make_backward", (tile, spec, problem.deterministic), (tile.threads, 1),
                       layout.total, TARGET)
-    launch(-(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
-           (*maps, query_numbers, sums, turns, dk, dv, operands.alibi_slopes, problem.n_q, problem.n_k, problem.group,
-            *numbers(spec, problem)))
-    round_dq(layout.dq_parts, sums, gradients.dq, problem)
+    launch(tiles * problem.batch * problem.kv_heads * shares,
+           (*maps, query_numbers, dq_sums, turns, dk, dv, *key_sums, operands.alibi_slopes, problem.n_q, problem.n_k,
+            problem.group, shares, together, *numbers(spec, problem)))
+    round_sums(layout.dq_parts, dq_sums, gradients.dq, problem.scale)
+    if shares > 1:
+        for parts, sums, gradient, scale in zip(layout.key_parts, key_sums, (dk, dv), (problem.scale, 1.0)):
+            round_sums(parts, sums, gradient, scale)

@@ -37,7 +37,7 @@ from ..ptx.fragments import (columnwise, first_column, first_row, make_add_fragm
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores import gradients
-from ..tensor_cores.schedule import divide
+from ..tensor_cores.schedule import divide, tile_and_head
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import WARP
 from .config import PART, BackwardLayout
@@ -54,7 +54,7 @@ def make_backward(tile, spec, adds_dq, by_four):
 
     Grid: one block for each K/V tile of each key head. Block: `tile.pairs` pairs of warps, first all that compute dV.
     Shared memory: `BackwardLayout`. A lane owns two keys or four, and every fourth pair of queries or columns; of dQ
-    two queries. `by_four`: see `DqParts`.
+    two queries. `by_four`: see `SumParts`.
     """
     layout = BackwardLayout(tile, spec)
     block_m, block_n, pairs, parts, pair_rows = tile.block_m, tile.block_n, tile.pairs, tile.parts, tile.pair_rows
@@ -156,10 +156,11 @@ def make_backward(tile, spec, adds_dq, by_four):
         return (int32(i + block_m), int32(h)) if i + block_m < i_stop else (int32(i_first), int32(h + 1))
 
     def mma_backward(q_array, k_array, v_array, do_array, query_numbers, dq_sums, dk_array, dv_array, slopes, group,
-                     scale, factor, cap, offset, left, right):
+                     together, scale, factor, cap, offset, left, right):
         n_q, n_k, kv_heads = int32(q_array.shape[2]), int32(k_array.shape[2]), int32(k_array.shape[1])
         band = n_k, int32(offset), int32(left), int32(right)
-        bh, tile_n = divide(cuda.blockIdx.x, int32((n_k + block_n - 1) // block_n))
+        tiles_n = int32((n_k + block_n - 1) // block_n)
+        tile_n, bh = tile_and_head(cuda.blockIdx.x, tiles_n, int32(cuda.gridDim.x // tiles_n), int32(together))
         b, kv_h = divide(bh, kv_heads)
         j_first = int32(tile_n * block_n)
         i_first, i_stop = seeing_queries(j_first, min(j_first + block_n, n_k), band[1], band[2], band[3], n_q)
@@ -253,5 +254,5 @@ def make_backward(tile, spec, adds_dq, by_four):
     signature = ((array_type(spec.dtype, 4),) * 4
                  + (real_array(spec.dtype, 4), real_array(spec.dtype, 4) if adds_dq else none)
                  + (array_type(spec.dtype, 4),) * 2
-                 + (real_array(spec.dtype, 2) if alibi else none, int64, *[float32] * 3, *[int64] * 3))
+                 + (real_array(spec.dtype, 2) if alibi else none, *[int64] * 2, *[float32] * 3, *[int64] * 3))
     return mma_backward, signature

@@ -38,7 +38,7 @@ None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all 
 from dataclasses import dataclass
 
 from ...problem import FLOAT32
-from ..tensor_cores.spec import BOX_BYTES, WARP, DqParts, Spec
+from ..tensor_cores.spec import BOX_BYTES, WARP, SumParts, Spec
 
 PART = 16               # rows of a part of a fragment, which is what one instruction multiplies
 
@@ -186,7 +186,7 @@ class BackwardLayout:
 
     def dq_parts(self, by_four):
         """How dQ lies in float32: a part for each warp, 16 rows and half of the columns."""
-        return DqParts(WARP, self.tile.block_m, PART, self.dq_columns, 2, by_four)
+        return SumParts(WARP, self.tile.block_m, PART, self.dq_columns, 2, by_four)
 
     @property
     def sizes(self):

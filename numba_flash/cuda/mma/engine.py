@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from ...problem import BFLOAT16, FLOAT16, FLOAT32, without_unseen_keys
 from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, shared_limit, why_no_device
-from ..tensor_cores.host import (begin_backward, bits, for_copies, numbers, round_dq, why_not_for_tensor_cores,
+from ..tensor_cores.host import (begin_backward, bits, for_copies, numbers, round_sums, why_not_for_tensor_cores,
                                  zero_sums)
-from ..tensor_cores.spec import Spec, heads_together
+from ..tensor_cores.spec import Spec, heads_together, key_heads_together
 from .config import BackwardLayout, DqLayout, Layout, choose, choose_backward, choose_dq
 
 DTYPES = FLOAT16, BFLOAT16, FLOAT32
@@ -78,8 +78,9 @@ def plan_backward(problem, device):
     launch = launcher("mma.backward:make_backward",
                       (tile, spec, not problem.deterministic, capability() >= ADDS_BY_FOUR), (tile.threads, 1),
                       BackwardLayout(tile, spec).total)
-    return Plan(launch, -(-problem.n_k // tile.block_n) * problem.batch * problem.kv_heads,
-                (problem.group, *numbers(spec, problem)))
+    tiles = -(-problem.n_k // tile.block_n)
+    together = key_heads_together(problem, tiles, attribute(PROCESSORS, device))
+    return Plan(launch, tiles * problem.batch * problem.kv_heads, (problem.group, together, *numbers(spec, problem)))
 
 
 def forward(problem, operands, o, lse):
@@ -101,11 +102,11 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
                                                                   layout.tile.block_m)
     inputs = *map(for_copies, (operands.q, operands.k, operands.v)), do, query_numbers
     parts = layout.dq_parts(capability() >= ADDS_BY_FOUR)
-    sums = None if problem.deterministic else zero_sums(problem, parts)
+    sums = None if problem.deterministic else zero_sums(gradients.dq, parts)
     plan = plan_backward(problem, device)
     plan.launch(plan.blocks, (*inputs, sums, dk, dv, slopes, *plan.numbers))
     if problem.deterministic:
         plan = plan_dq(problem, device)
         plan.launch(plan.blocks, (*inputs, gradients.dq, slopes, *plan.numbers))
     else:
-        round_dq(parts, sums, gradients.dq, problem)
+        round_sums(parts, sums, gradients.dq, problem.scale)

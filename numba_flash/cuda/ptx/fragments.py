@@ -349,7 +349,7 @@ store_transposed = with_arity(_store_transposed, ("packed", "address"))
 
 
 def _sums_at(builder, address, thread, count, threads, by_four):
-    """Where a thread's elements are, as `DqParts` says: the first one's address, and (element, bytes, count, PTX)."""
+    """Where a thread's elements are, as `SumParts` says: the first one's address, and (element, bytes, count, PTX)."""
     step, width = (4, ".v4") if by_four else (1, "")
     at = builder.add(address, builder.zext(builder.mul(thread, thread.type(4 * step)), address.type))
     return at, [(first, first * threads * 4, step, width) for first in range(0, count, step)]

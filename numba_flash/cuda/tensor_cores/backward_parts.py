@@ -1,4 +1,4 @@
-"""What comes before a backward kernel, lse and delta of the queries, and after it: dQ in its dtype."""
+"""What comes before a backward kernel, lse and delta of the queries, and after it: sums in their dtype."""
 
 from functools import lru_cache
 from math import inf
@@ -69,7 +69,7 @@ def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
 
 @lru_cache(maxsize=None)
 def make_round(parts, dtype):
-    """Build the kernel for ``dq = scale * sums`` in its dtype, from `DqParts`.
+    """Build the kernel for ``x = scale * sums`` in its dtype, from `SumParts`.
 
     Grid: one block of 128 threads for as many parts as it has groups. Each group holds its part as who added to it.
     """
@@ -77,7 +77,7 @@ def make_round(parts, dtype):
     load_sums, pack = make_load_sums(columns, threads, parts.by_four), make_pack(dtype)
     store_rows, item = make_store_rows(dtype), dtype.itemsize
 
-    def round_kernel(sums, dq_array, scale):
+    def round_kernel(sums, array, scale):
         group, thread = divide(cuda.threadIdx.x, threads)
         bh, part = divide(cuda.blockIdx.x * (WARPGROUP // threads) + group, sums.shape[2])
         b, h = divide(bh, sums.shape[1])
@@ -85,8 +85,8 @@ def make_round(parts, dtype):
             return
         down, side = divide(part, across)
         row, column = int32(down * rows + first_row(thread)), int32(side * columns)
-        dq = load_sums(element_address(sums, b, h, part), thread)
-        store_rows(pack(scaled(dq, scale)), element_address(dq_array, b, h, row) + uint64(column * item),
-                   dq_array.strides[2], int32(dq_array.shape[2] - row), int32(dq_array.shape[3] - column))
+        x = load_sums(element_address(sums, b, h, part), thread)
+        store_rows(pack(scaled(x, scale)), element_address(array, b, h, row) + uint64(column * item), array.strides[2],
+                   int32(array.shape[2] - row), int32(array.shape[3] - column))
 
     return round_kernel, (real_array(dtype, 4), array_type(dtype, 4), float32)

@@ -96,13 +96,13 @@ def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
     return *without_unseen_keys(problem, operands), query_numbers, do, dk, dv
 
 
-def zero_sums(problem, parts):
-    """dQ in float32, as `DqParts` lie."""
+def zero_sums(gradient, parts):
+    """A gradient in float32, as `SumParts` lie."""
     import cupy
-    return cupy.zeros((problem.batch, problem.heads, *parts.shape(problem.n_q)), np.float32)
+    return cupy.zeros((*gradient.shape[:2], *parts.shape(gradient.shape[2])), np.float32)
 
 
-def round_dq(parts, sums, dq, problem):
-    """Scale the sums for dQ and write them in its dtype."""
-    launch = launcher("tensor_cores.backward_parts:make_round", (parts, problem.dtype), (WARPGROUP, 1), 0)
-    launch(-(-sums.size // sums.shape[3] // (WARPGROUP // parts.threads)), (sums, dq, problem.scale))
+def round_sums(parts, sums, gradient, scale=1.0):
+    """Write a gradient in its dtype: its sums times `scale`."""
+    launch = launcher("tensor_cores.backward_parts:make_round", (parts, gradient.dtype), (WARPGROUP, 1), 0)
+    launch(-(-sums.size // sums.shape[3] // (WARPGROUP // parts.threads)), (sums, gradient, scale))

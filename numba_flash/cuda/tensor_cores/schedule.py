@@ -45,11 +45,18 @@ def tile_number(turn):
 
 
 @device
+def tile_and_head(number, tiles, all_heads, together):
+    """Which tile of which head comes at a number: the first of each head of those `together`, then the second, ..."""
+    section, rest = divide(number, tiles * together)
+    tile, head = divide(rest, min(together, all_heads - section * together))
+    return tile, int32(section * together + head)
+
+
+@device
 def tile_place(number, block_m, tiles_m, all_heads, together):
     """First row of a query tile, and its head, counted through the batch."""
-    section, rest = divide(number, tiles_m * together)
-    from_last, head = divide(rest, min(together, all_heads - section * together))
-    return uniform((tiles_m - 1 - from_last) * block_m), uniform(section * together + head)
+    from_last, head = tile_and_head(number, tiles_m, all_heads, together)
+    return uniform((tiles_m - 1 - from_last) * block_m), uniform(head)
 
 
 @device

@@ -86,24 +86,51 @@ class Spec:
         return replace(cls.of(problem), sinks=False)
 
 
+def _is_causal(problem):
+    return problem.right < problem.n_k and problem.left >= problem.n_k
+
+
 def heads_together(problem, processors):
     """How many heads' last query tiles come first, before any head's last but one: see `schedule`."""
-    causal = problem.right < problem.n_k and problem.left >= problem.n_k
-    return max(1, processors // 4) if causal else 1
+    return max(1, processors // 4) if _is_causal(problem) else 1
+
+
+def key_heads_together(problem, tiles, processors):
+    """The same for K/V tiles, so many for a head, of which each is a block.
+
+    Few heads, whose queries are read by many blocks at a time; but a longest block must not be left over in the end.
+    """
+    return -(-processors * (2 if _is_causal(problem) else 1) // tiles)
+
+
+def shares_of_group(problem, tiles, processors):
+    """How many blocks share the query heads that have keys in common, for K/V tiles as in `key_heads_together`.
+
+    As many as make the whole shortest, of 1 and the group's divisors; more than one cost time at the end. If bits are
+    to repeat, two at most: their sum is the same in either order.
+    """
+    blocks, most = tiles * problem.batch * problem.kv_heads, 2 if problem.deterministic else problem.group
+
+    def time(shares):
+        """Of all blocks, in units of the longest when nobody shares, whose length is twice the mean if causal."""
+        whole = (max(1 / shares, blocks / processors / 2) if _is_causal(problem)
+                 else -(-blocks * shares // processors) / shares)
+        return whole if shares == 1 else 1.1 * whole
+
+    return min((shares for shares in range(1, most + 1) if problem.group % shares == 0), key=time)
 
 
 @dataclass(frozen=True)
-class DqParts:
-    """How dQ in float32 lies while blocks add to it: part by part, each as the threads of a group hold it.
+class SumParts:
+    """How a gradient in float32 lies while blocks add to it: part by part, each as the threads of a group hold it.
 
-    So what a warp adds at once lies side by side. A tile of queries has its parts row by row.
+    So what a warp adds at once lies side by side. A tile of rows has its parts row by row.
 
     Attributes
     ----------
     threads : int
         Of a group: a warp or a warpgroup.
-    block_m : int
-        Queries of a tile.
+    tile_rows : int
     rows, columns : int
         Of a part.
     across : int
@@ -113,7 +140,7 @@ class DqParts:
     """
 
     threads: int
-    block_m: int
+    tile_rows: int
     rows: int
     columns: int
     across: int
@@ -122,8 +149,8 @@ class DqParts:
     @property
     def in_tile(self):
         """Parts of a tile."""
-        return self.block_m // self.rows * self.across
+        return self.tile_rows // self.rows * self.across
 
-    def shape(self, n_q):
-        """Of a head's numbers: parts, numbers of a part."""
-        return -(-n_q // self.block_m) * self.in_tile, self.rows * self.columns
+    def shape(self, rows):
+        """Of a head's numbers, for so many rows: parts, numbers of a part."""
+        return -(-rows // self.tile_rows) * self.in_tile, self.rows * self.columns
