@@ -32,6 +32,20 @@ dQ alone, d to 128   64 x 32, 2   64 x 32             64 x 32, 2
 dQ alone, d to 256   64 x 16      32 x 16             64 x 16, 2
 ===================  ===========  ==================  ================
 
+and in float64, where an instruction takes so long that few tiles keep it busy:
+
+===================  ===========  ==================  ================
+forward, d to 64     128 x 32     128 x 32            128 x 32
+forward, d to 128    64 x 32      64 x 16             128 x 32
+forward, d to 256    32 x 16      16 x 16             64 x 16
+dK, dV, d to 64      16 x 64, 2   16 x 64             16 x 64, 2
+dK, dV, d to 128     32 x 32      16 x 16             32 x 64
+dK, dV, d to 256     16 x 16      none                16 x 16
+dQ alone, d to 64    64 x 32      64 x 32             128 x 32, 2
+dQ alone, d to 128   64 x 16      32 x 16             64 x 32
+dQ alone, d to 256   16 x 16      none                32 x 16
+===================  ===========  ==================  ================
+
 None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all of them for each of these GPUs.
 """
 
@@ -155,7 +169,8 @@ class BackwardTile:
 
 
 # As TILES. A warp of a pair has parts * d / 2 registers of a thread for dV or dK, and parts * block_m / 2 for S or dP.
-# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on.
+# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on, and
+# in float64 16 queries.
 # So it is in float32 before compute capability 9.0, whose GPUs have the LARGE shared memory: code for 8.x takes more.
 BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 2)),
                   (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)),
@@ -164,18 +179,18 @@ BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (12
 FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(2, 2, 1)), (128, BackwardTile(2, 1, 2)),
                           (128, BackwardTile(2, 1, 1)), (256, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
 # In float64 a row of dS has a box for each 16 queries.
-FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 1)), (64, BackwardTile(2, 1, 1)), (128, BackwardTile(4, 1, 1, 2)),
-                          (128, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
+FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2, 2)), (64, BackwardTile(2, 2, 1, 2)), (128, BackwardTile(4, 1, 1, 2)),
+                          (128, BackwardTile(2, 1, 1)), (128, BackwardTile(2, 1, 1, 2)), (256, BackwardTile(1, 1, 1)))
 
 
 def choose_backward(spec, limit):
     """As `choose`, for the kernel of dK and dV."""
     size = max(spec.d, spec.d_v)
-    one_part = size > 64 and (spec.softcap and spec.alibi or spec.dtype == FLOAT32 and limit < LARGE)
+    crowded = size > 64 and (spec.softcap and spec.alibi or spec.dtype == FLOAT32 and limit < LARGE)
     tables = {FLOAT32: FLOAT32_BACKWARD_TILES, FLOAT64: FLOAT64_BACKWARD_TILES}
     return next((tile for largest, tile in tables.get(spec.dtype, BACKWARD_TILES)
                  if size <= largest and BackwardLayout(tile, spec).total <= limit
-                 and not (one_part and tile.parts > 1)), None)
+                 and not (crowded and (tile.parts > 1 or spec.dtype == FLOAT64 and tile.block_m > PART))), None)
 
 
 @dataclass(frozen=True)
@@ -241,8 +256,7 @@ DQ_TILES = ((128, DqTile(8, 1, 64, 2)), (128, DqTile(8, 1, 64, 1)), (256, DqTile
 FLOAT32_DQ_TILES = ((64, DqTile(8, 1, 32, 2)), (128, DqTile(4, 1, 32, 2)), (128, DqTile(4, 1, 32, 1)),
                     (256, DqTile(4, 1, 16, 2)), (256, DqTile(4, 1, 16, 1)), (256, DqTile(2, 1, 16, 1)))
 FLOAT64_DQ_TILES = ((64, DqTile(8, 1, 32, 2)), (64, DqTile(4, 1, 32, 1)), (128, DqTile(4, 1, 32, 1)),
-                    (128, DqTile(4, 1, 16, 1)), (128, DqTile(2, 1, 16, 1)), (256, DqTile(2, 1, 16, 1)),
-                    (256, DqTile(1, 1, 16, 1)))
+                    (128, DqTile(4, 1, 16, 1)), (256, DqTile(2, 1, 16, 1)), (256, DqTile(1, 1, 16, 1)))
 
 
 def choose_dq(spec, limit):
