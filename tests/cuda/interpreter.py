@@ -19,7 +19,7 @@ import numpy as np
 LANE, ALL = np.arange(32), np.ones(32, bool)
 ROW, PAIR = LANE // 4, 2 * (LANE % 4)       # of a fragment: "Matrix Fragments for mma.m16n8k16" in the ISA
 TYPES = {"pred": bool, **{name: np.dtype(type_) for name, type_ in (
-             ("f32", np.float32), ("f16", np.float16), ("bf16", ml_dtypes.bfloat16))},
+             ("f32", np.float32), ("f64", np.float64), ("f16", np.float16), ("bf16", ml_dtypes.bfloat16))},
          **{f"{kind}{8 * size}": np.dtype(f"{'i' if kind == 's' else 'u'}{size}")
             for kind in "bus" for size in (2, 4, 8)}}
 COMPARE = {"lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal, "eq": np.equal,
@@ -30,11 +30,11 @@ BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "and": np.bitwi
           "xor": np.bitwise_xor, "min": np.fmin, "max": np.fmax,
           "shl": lambda x, n: np.left_shift(x, n.astype(x.dtype)),
           "shr": lambda x, n: np.right_shift(x, n.astype(x.dtype)),
-          "div": lambda x, y: x / y if x.dtype == np.float32 else x // np.where(y == 0, 1, y).astype(y.dtype),
+          "div": lambda x, y: x / y if x.dtype.kind == "f" else x // np.where(y == 0, 1, y).astype(y.dtype),
           "bmsk": lambda start, count: (np.uint64(1) << np.minimum(count, 32).astype(np.uint64)) - 1 << start,
           "rem": lambda x, y: x % np.where(y == 0, 1, y).astype(y.dtype)}
 UNARY = {"not": np.invert, "neg": np.negative, "abs": np.abs, "ex2": np.exp2, "lg2": np.log2,
-         "rcp": lambda x: np.float32(1) / x}
+         "rcp": lambda x: 1 / x}
 SHARED_START = 1024         # what comes before is the driver's, on a GPU
 PAUSE, AGAIN = 1, 2         # of an instruction: others go on now; and then it comes again
 
@@ -74,8 +74,8 @@ def _statements(body):
 @lru_cache(maxsize=None)
 def _constant(name, dtype):
     """A number in all lanes."""
-    if re.match(r"0[fF]", name):
-        return np.full(32, int(name[2:], 16), np.uint32).view(dtype)
+    if re.match(r"0[fFdD][0-9a-fA-F]{8}", name):
+        return np.full(32, int(name[2:], 16), f"u{dtype.itemsize}").view(dtype)
     if dtype is bool:
         return np.full(32, bool(int(name)))
     return np.full(32, int(name, 0) & (1 << 8 * dtype.itemsize) - 1, f"u{dtype.itemsize}").view(dtype)
@@ -159,7 +159,7 @@ class Warp:
                 return np.full(32, 128 * self.block.kernel.parameters.index(name), dtype)
             if name[0] != "%":
                 return _constant(name, dtype)
-            x = np.full(32, 0x7fc0dead, np.uint64 if "rd" in name else np.uint32)       # a NaN
+            x = np.full(32, 0x7fc0dead, np.uint64 if "d" in name else np.uint32)        # a NaN
         if dtype is bool or x.dtype.itemsize == dtype.itemsize:
             return x.view(dtype)
         return x.astype(f"u{dtype.itemsize}").view(dtype)
@@ -242,7 +242,7 @@ class Warp:
         if opcode[1] == "wide":
             x = [y.astype(np.int64) for y in x]
         if name == "fma":
-            result = (x[0].astype(np.float64) * x[1] + x[2]).astype(np.float32)
+            result = x[0].astype(np.longdouble if type_ == "f64" else np.float64) * x[1] + x[2]
         elif name == "mad":
             result = x[0] * x[1] + x[2]
         elif opcode[:2] == ["mul", "hi"]:
@@ -260,8 +260,8 @@ class Warp:
             low, high = (self.read(name, "u32").astype(np.uint64) for name in self.names(args[1]))
             self.write(args[0], low | high << np.uint64(32), lanes)
         elif args[0].startswith("<"):       # halves of a register
-            x = self.read(args[1], "b32")
-            for name, half in zip(self.names(args[0]), (x & np.uint32(0xffff), x >> np.uint32(16))):
+            x = self.read(args[1], opcode[-1]).view(f"u{TYPES[opcode[-1]].itemsize // 2}").reshape(32, 2).T
+            for name, half in zip(self.names(args[0]), x):
                 self.write(name, half, lanes)
         else:
             self.write(args[0], self.read(args[1], opcode[-1]), lanes)
@@ -298,22 +298,22 @@ class Warp:
         if opcode[1] == "param":
             self.write(args[0], np.full(32, self.block.arguments[args[1].strip("[] ")]), lanes)
             return
-        names = self.names(args[0])
-        memory, at = self.memory(opcode, args[1], lanes, 4 * len(names))
-        self.load(names, lambda: memory.view(np.uint32)[at // 4 + np.arange(len(names))[:, None]], lanes,
+        names, type_ = self.names(args[0]), TYPES[opcode[-1]]
+        memory, at = self.memory(opcode, args[1], lanes, type_.itemsize * len(names))
+        self.load(names, lambda: memory.view(type_)[at // type_.itemsize + np.arange(len(names))[:, None]], lanes,
                   "shared" in opcode)
 
     def _st(self, opcode, args, lanes):
-        names = self.names(args[1])
-        memory, at = self.memory(opcode, args[0], lanes, 4 * len(names))
+        names, type_ = self.names(args[1]), TYPES[opcode[-1]]
+        memory, at = self.memory(opcode, args[0], lanes, type_.itemsize * len(names))
         for word, name in enumerate(names):
-            memory.view(np.uint32)[at[lanes] // 4 + word] = self.read(name, "b32")[lanes]
+            memory.view(type_)[at[lanes] // type_.itemsize + word] = self.read(name, opcode[-1])[lanes]
 
     def _red(self, opcode, args, lanes):
-        names = self.names(args[1])
-        memory, at = self.memory(opcode, args[0], lanes, 4 * len(names))
+        names, type_ = self.names(args[1]), TYPES[opcode[-1]]
+        memory, at = self.memory(opcode, args[0], lanes, type_.itemsize * len(names))
         for word, name in enumerate(names):
-            np.add.at(memory.view(np.float32), at[lanes] // 4 + word, self.read(name, "f32")[lanes])
+            np.add.at(memory.view(type_), at[lanes] // type_.itemsize + word, self.read(name, opcode[-1])[lanes])
 
     def _cp(self, opcode, args, lanes):
         if "commit_group" in opcode:
@@ -355,6 +355,9 @@ class Warp:
         if "tf32" in opcode:
             self._mma_tf32(d, a, b, c, lanes)
             return
+        if "f64" in opcode:
+            self._mma_f64(d, a, b, c, lanes)
+            return
         matrices = {size: np.zeros(size, np.float32) for size in ((16, 16), (16, 8))}
         left, right, total = matrices[16, 16], matrices[16, 8], np.zeros((16, 8), np.float32)
         for e in range(2):
@@ -382,6 +385,20 @@ class Warp:
             total[ROW + e // 2 * 8, PAIR + e % 2] = self.read(name, "f32")
         for first in 0, 4:
             total = sum_cut_off([total, *(left[:, k, None] * right[k] for k in range(first, first + 4))])
+        for e, name in enumerate(d):
+            self.write(name, total[ROW + e // 2 * 8, PAIR + e % 2], lanes)
+
+    def _mma_f64(self, d, a, b, c, lanes):
+        """"Matrix Fragments for mma.m8n8k4 with .f64 floating point type", "... mma.m16n8k8" likewise."""
+        rows, depth = 4 * len(c), 4 * len(b)
+        left, right, total = np.zeros((rows, depth)), np.zeros((depth, 8)), np.zeros((rows, 8))
+        for n, name in enumerate(a):
+            left[ROW + n * 8 % rows, LANE % 4 + n * 8 // rows * 4] = self.read(name, "f64")
+        for n, name in enumerate(b):
+            right[LANE % 4 + n * 4, ROW] = self.read(name, "f64")
+        for e, name in enumerate(c):
+            total[ROW + e // 2 * 8, PAIR + e % 2] = self.read(name, "f64")
+        total += left @ right
         for e, name in enumerate(d):
             self.write(name, total[ROW + e // 2 * 8, PAIR + e % 2], lanes)
 

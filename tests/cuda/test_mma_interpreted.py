@@ -27,37 +27,36 @@ GPUS = {"8.0": ((8, 0), 163), "12.0": ((12, 0), 99), "9.0": ((9, 0), 227)}      
 
 def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, **options):
     """o, lse, dq, dk, dv."""
-    call = describe("attention", q, k, v, **options)
-    p, spec = call.problem, Spec.of(call.problem)
+    call, (cc, kilobytes) = describe("attention", q, k, v, **options), GPUS[gpu]
+    p, spec = call.problem, Spec.of(call.problem, quarters=cc < (9, 0))
     given = {name: x for name, x in call.operands._asdict().items() if x is not None}
-    cc, kilobytes = GPUS[gpu]
     run, limit = Run(cc, early, seed, do=do, **given), kilobytes * 1024
     heads = p.batch * p.heads
 
     tile = config.choose(spec, limit)
     o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape, p.accumulator)
-    run.launch("mma.forward:make_forward", (tile, spec), config.Layout, -(-p.n_q // tile.block_m) * heads,
+    run.launch("mma.forward:make_forward", (tile, spec), config.Layout, -(-p.n_q // tile.block_m) * heads * spec.sides,
                ("q", "k", "v", "o", "lse", "sinks", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
 
     spec = replace(spec, sinks=False)
     tile = config.choose_backward(spec, limit)
-    parts = config.BackwardLayout(tile, spec).dq_parts(by_four=cc >= (9, 0))
+    parts = config.BackwardLayout(tile, spec).dq_parts(by_four=cc >= (9, 0) and p.dtype != np.float64)
     lanes, tiles = lanes_of_query(p.d_v, p.dtype.itemsize), -(-p.n_q // tile.block_m)
     run.empty("query_numbers", (p.batch, p.heads, tiles, 2 * tile.block_m), p.accumulator)
     run.start("tensor_cores.backward_parts:make_query_numbers", (THREADS, lanes, tile.block_m, p.dtype, False), THREADS,
               0, -(-heads * tiles * tile.block_m * lanes // THREADS), ("do", "o", "lse", None, "query_numbers"))
     dq, dk, dv = (run.empty(name, shape, p.dtype) for name, shape in (("dq", p.q_shape), ("dk", p.k_shape),
                                                                       ("dv", p.v_shape)))
-    sums = run.put("sums", np.zeros((p.batch, p.heads, *parts.shape(p.n_q)), np.float32))
+    sums = run.put("sums", np.zeros((p.batch, p.heads, *parts.shape(p.n_q)), p.accumulator))
     inputs = "q", "k", "v", "do", "query_numbers"
     run.launch("mma.backward:make_backward", (tile, spec, not deterministic, parts.by_four), config.BackwardLayout,
-               -(-p.n_k // tile.block_n) * p.batch * p.kv_heads,
+               -(-p.n_k // tile.block_n) * p.batch * p.kv_heads * spec.sides,
                (*inputs, None if deterministic else "sums", "dk", "dv", "alibi_slopes"),
                (p.group, 2, *numbers(spec, p)))
     if deterministic:
         assert not sums.any()
         tile = config.choose_dq(spec, limit)
-        run.launch("mma.backward_dq:make_dq", (tile, spec), config.DqLayout, -(-p.n_q // tile.block_m) * heads,
+        run.launch("mma.backward_dq:make_dq", (tile, spec), config.DqLayout, -(-p.n_q // tile.block_m) * heads * spec.sides,
                    (*inputs, "dq", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
     else:
         groups = sums.size // sums.shape[3]

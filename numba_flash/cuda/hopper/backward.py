@@ -49,8 +49,8 @@ probability, score_gradient, less_delta = map(columnwise, (probability, score_gr
 def make_backward(tile, spec, ordered):
     """Build the backward kernel.
 
-    Grid: one block for each K/V tile of each key head and share of its query heads. Block: one producer warpgroup and two consumers. Shared memory:
-    `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: see
+    Grid: one block for each K/V tile of each key head and share of its query heads. Block: one producer warpgroup and
+    two consumers. Shared memory: `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: see
     `make_parts`.
     """
     layout = BackwardLayout(tile, spec)
@@ -81,8 +81,8 @@ def make_backward(tile, spec, ordered):
         its_first = float32(int32(j + first_row(thread) - band[1] - i - first_column(thread)))
         return damped(less_delta(dp, deltas), float32(0), s, (its_first, its_first + float32(8)), slope, cap)
 
-    def hopper_backward(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, dk_sums, dv_sums, slopes, n_q,
-                        n_k, group, shares, together, scale, factor, cap, offset, left, right):
+    def hopper_backward(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, dk_sums, dv_sums, slopes,
+                        n_q, n_k, group, shares, together, scale, factor, cap, offset, left, right):
         n_q, n_k = int32(n_q), int32(n_k)
         band = n_k, int32(offset), int32(left), int32(right)
         place = own_place(n_q, int32(group), int32(shares), int32(together), int32(dk_array.shape[1]), band)

@@ -45,7 +45,8 @@ def signature_of(spec, ordered):
     return ((tensor_map,) * 4
             + (real_array(spec.dtype, 4), real_array(spec.dtype, 4), counters if ordered else none,
                array_type(spec.dtype, 4), array_type(spec.dtype, 4), real_array(spec.dtype, 4),
-               real_array(spec.dtype, 4), real_array(spec.dtype, 2) if spec.alibi else none, *[int64] * 5, *[float32] * 3, *[int64] * 3))
+               real_array(spec.dtype, 4), real_array(spec.dtype, 2) if spec.alibi else none, *[int64] * 5,
+               *[float32] * 3, *[int64] * 3))
 
 
 @lru_cache(maxsize=None)

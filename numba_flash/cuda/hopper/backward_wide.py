@@ -39,8 +39,8 @@ probability, score_gradient = columnwise(probability), columnwise(score_gradient
 def make_backward(tile, spec, ordered):
     """Build the backward kernel.
 
-    Grid: one block for each K/V tile of each key head and share of its query heads. Block: one producer warpgroup and two consumers. Shared memory:
-    `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: see
+    Grid: one block for each K/V tile of each key head and share of its query heads. Block: one producer warpgroup and
+    two consumers. Shared memory: `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: see
     `make_parts`.
     """
     layout = BackwardLayout(tile, spec)
@@ -95,8 +95,8 @@ def make_backward(tile, spec, ordered):
             p = damped(p, float32(0), s, (its_first, its_first + float32(8)), slope, cap)
         return p
 
-    def hopper_backward_wide(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, dk_sums, dv_sums, slopes,
-                             n_q, n_k, group, shares, together, scale, factor, cap, offset, left, right):
+    def hopper_backward_wide(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, dk_sums, dv_sums,
+                             slopes, n_q, n_k, group, shares, together, scale, factor, cap, offset, left, right):
         n_q, n_k = int32(n_q), int32(n_k)
         band = n_k, int32(offset), int32(left), int32(right)
         place = own_place(n_q, int32(group), int32(shares), int32(together), int32(dk_array.shape[1]), band)

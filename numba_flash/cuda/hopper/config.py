@@ -235,7 +235,8 @@ class BackwardLayout:
     @property
     def key_parts(self):
         """How dK and dV lie in float32 where blocks share them."""
-        return tuple(SumParts(WARPGROUP, self.tile.block_n, ROWS, columns, 1) for columns in (self.spec.d, self.spec.d_v))
+        return tuple(SumParts(WARPGROUP, self.tile.block_n, ROWS, columns, 1)
+                     for columns in (self.spec.d, self.spec.d_v))
 
     @property
     def sizes(self):

@@ -313,7 +313,7 @@ def make_forward(tile, spec):
                 if leader and not others_go_on:
                     mbarrier_arrive(v_read)
                 sink = sink_logits[h] * float32(LOG2_E) if sinks else float32(-inf)
-                store(o, m, l, factor, sink, o_array, lse, b, h, i)
+                store(o, m, l, factor, sink, o_array, lse, b, h, i, int32(0))
 
                 s = wait_all(s)
                 leave_queries(shared, q_place)

@@ -1,4 +1,4 @@
-"""The engine ``mma``: attention on the tensor cores of any GPU since Ampere, for 16-bit and float32 inputs.
+"""The engine ``mma``: attention on the tensor cores of any GPU since Ampere, for inputs of any dtype.
 
 ===============  ==========================================================================
 ``engine``       `why_not`, `forward` and `backward`, the host's side
@@ -17,7 +17,8 @@ fragment is in memory (`ptx.formats`), and tile shapes. A product of float32 num
 know numbers of 11 bits, and as exact as float32 arithmetic; or one, with ``precision="tf32"``. Taking numbers apart
 makes NaN of infinities: a row that sees one is NaN, where the formula may say infinity, or 0.
 
-float64 is left to `flash2`: few GPUs have tensor cores for it.
+A product of float64 numbers is one, of 64 bits throughout: `engine.FASTER_IN_FLOAT64` says on which GPUs it is worth it.
+Its tiles take so much shared memory that a GPU with 99 KB for a block leaves gradients of wide heads to `flash2`.
 
 Tensor cores multiply the value row of a hidden key by zero. Where it holds a NaN or Inf, and its tile is loaded since
 some of the 64 or 128 queries of a block see keys of it, the NaN comes through to all of them. Keys that no query sees

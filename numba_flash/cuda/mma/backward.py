@@ -12,7 +12,7 @@ sum only, dV or dK, for twice as many keys as it could hold of both::
     all                                                                                           dQ += dS K
 
 dQ needs the dS of all pairs: each warp computes some rows and columns of it, when all dS are there, and adds them to
-global memory in float32, or doesn't, if bits are to repeat: see `make_dq`.
+global memory, or doesn't, if bits are to repeat: see `make_dq`.
 
 Under a softcap P is passed on times the score's derivative.
 
@@ -27,15 +27,15 @@ from functools import lru_cache
 from ...scores import seeing_queries
 from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, thread_number, uniform
-from ..ptx.assembly import float32, int32, uint64
+from ..ptx.assembly import int32, uint64
 from ..ptx.barriers import barrier_arrive, barrier_sync
-from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
-                          store_shared_float, swizzled, wait_rows)
-from ..ptx.formats import make_pack, make_store_box, make_store_rows, make_unpack
+from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, make_swizzled,
+                          shared_memory, store_shared_float, wait_rows)
+from ..ptx.formats import make_pack, make_store_box, make_store_rows, make_unpack, word_type
 from ..ptx.fragments import (columnwise, first_column, first_row, make_add_fragment, make_filled, make_load_words,
-                             make_part, make_rows_down, store_words)
+                             make_part, make_rows_down, make_store_words)
 from ..ptx.mma import make_warp_product
-from ..signatures import array_type, int64, none, real_array
+from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide, tile_and_head
 from ..tensor_cores.softmax import scaled
@@ -52,19 +52,24 @@ first_row, first_column = device(first_row), device(first_column)
 def make_backward(tile, spec, adds_dq, by_four):
     """Build the kernel for dK and dV, and for dQ if `adds_dq`.
 
-    Grid: one block for each K/V tile of each key head. Block: `tile.pairs` pairs of warps, first all that compute dV.
-    Shared memory: `BackwardLayout`. A lane owns two keys or four, and every fourth pair of queries or columns; of dQ
-    two queries. `by_four`: see `SumParts`.
+    Grid: one block for each K/V tile of each key head, or one for each of `spec.sides` of the columns of dV, dK and dQ.
+    Block: `tile.pairs` pairs of warps, first all that compute dV. Shared memory: `BackwardLayout`. A lane owns two keys
+    or four, and every fourth pair of queries or columns; of dQ two queries. `by_four`: see `SumParts`.
     """
     layout = BackwardLayout(tile, spec)
     block_m, block_n, pairs, parts, pair_rows = tile.block_m, tile.block_n, tile.pairs, tile.parts, tile.pair_rows
     threads, stages, d, d_v, alibi, softcap = tile.threads, tile.stages, spec.d, spec.d_v, spec.alibi, spec.softcap
     _, _, q_bytes, do_bytes, _, row_bytes = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tile, row_tiles, _ = layout.offsets
-    half, item, box = layout.dq_columns, spec.item, spec.box
-    half_bytes = half * item if half < box else half // box * block_n * BOX_ROW
-    pieces = 1 if item == 2 or half <= 2 * box else half // box         # or a lane has no registers for the sums
-    at_once = half // pieces
+    item, box, sides, real, number_bytes = spec.item, spec.box, spec.sides, real_type(spec.dtype), layout.number_bytes
+    dk_columns, dv_columns = d // sides, d_v // sides
+    dk_bytes, dv_bytes = (columns // box * block_m * BOX_ROW for columns in (dk_columns, dv_columns))   # of Q, of dO
+    own, across, sharing = layout.dq_columns, layout.dq_across, tile.sharing
+    own_bytes = own * item if own < box else own // box * block_n * BOX_ROW
+    pieces = 1 if item == 2 or own <= 2 * box else own // box           # or a lane has no registers for the sums
+    at_once = own // pieces
+    own_ds, all_ds = pair_rows * BOX_ROW, block_n * BOX_ROW             # bytes of a box of dS: a pair's, and all
+    ds_bytes = PART * item if PART * item < BOX_ROW else all_ds         # from 16 queries to the next
 
     copy_k, copy_v = (make_copy_rows(block_n, boxes, threads, item) for boxes in (spec.q_boxes, spec.v_boxes))
     copy_q, copy_do = (make_copy_rows(block_m, boxes, threads, item) for boxes in (spec.q_boxes, spec.v_boxes))
@@ -72,13 +77,15 @@ def make_backward(tile, spec, adds_dq, by_four):
     keys_down, queries_down = Operand(block_n, depth_down=True), Operand(block_m, depth_down=True)
     multiply_kq = make_warp_product(parts, block_m, d, spec.factors, keys, queries, accumulate=False)
     multiply_vdo = make_warp_product(parts, block_m, d_v, spec.factors, keys, queries, accumulate=False)
-    multiply_pdo = make_warp_product(parts, d_v, block_m, spec.factors, None, queries_down, accumulate=True)
-    multiply_dsq = make_warp_product(parts, d, block_m, spec.factors, None, queries_down, accumulate=True)
+    multiply_pdo = make_warp_product(parts, dv_columns, block_m, spec.factors, None, queries_down, accumulate=True)
+    multiply_dsq = make_warp_product(parts, dk_columns, block_m, spec.factors, None, queries_down, accumulate=True)
     multiply_dsk = make_warp_product(1, at_once, block_n, spec.factors, keys_down, keys_down, accumulate=False)
-    zero_dk, zero_dv = make_filled(parts * d, 0.0), make_filled(parts * d_v, 0.0)
-    pack, unpack = make_pack(spec.dtype), make_unpack(spec.dtype)
-    load_words, store_box = make_load_words(parts * block_m * item // 8), make_store_box(parts, spec.dtype)
-    store_rows = make_store_rows(spec.dtype)
+    zero_dk, zero_dv = (make_filled(parts * columns, 0.0, real) for columns in (dk_columns, dv_columns))
+    pack, unpack, store_rows = make_pack(spec.dtype), make_unpack(spec.dtype), make_store_rows(spec.dtype)
+    word = word_type(spec.dtype)
+    store_words = make_store_words(own_ds, all_ds)
+    load_words = make_load_words(parts * block_m * item * 4 // word.bitwidth, word, own_ds, all_ds)
+    store_box, swizzled = make_store_box(parts, spec.dtype, block_n), make_swizzled(item)
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
     down, add_fragment = make_rows_down(parts), make_add_fragment(WARP, by_four)
     score_tile = gradients.make_transposed_score_tile(spec, block_m, parts, lane_number)
@@ -109,14 +116,14 @@ def make_backward(tile, spec, adds_dq, by_four):
         """Leave it for all."""
         thread = thread_number()
         if thread < 2 * block_m:
-            store_shared_float(rows + 4 * thread, x)
+            store_shared_float(rows + number_bytes * thread, x)
 
     @device
     def begin_step(shared, q_array, do_array, query_numbers, b, h, i, h_stop, place):
         """Wait for Q_i and dO_i; load what the next step needs. Returns its number of lse or delta."""
         wait_rows()
         barrier_sync(0, threads)        # or Q_i isn't there yet, or others still read P and dS of the step before
-        x = float32(0)
+        x = real(0)
         if h < h_stop:
             if stages == 2:
                 load_step(shared, q_array, do_array, b, h, i, place ^ 1)
@@ -132,23 +139,27 @@ def make_backward(tile, spec, adds_dq, by_four):
             load_step(shared, q_array, do_array, b, h, i, int32(0))
 
     @device
-    def add_dq(shared, dq_sums, b, h, i, pair, role, n_q):
+    def add_dq(shared, dq_sums, b, h, i, pair, role, side, n_q):
         """dQ += dS K: this warp's part. The branch is always taken: without it registers don't suffice."""
         if adds_dq and i < n_q:
-            ds, k = shared + ds_tile + pair * PART * item, shared + k_tile + role * half_bytes
-            target = element_address(dq_sums, b, h, int32(i // PART * 2 + pair * 2 + role))
+            down, along = divide(pair, sharing)
+            along = int32((side * sharing + along) * 2 + role)
+            ds, k = shared + ds_tile + down * ds_bytes, shared + k_tile + along * own_bytes
+            target = element_address(dq_sums, b, h, int32((i // PART + down) * across + along))
             for _ in range(pieces):
                 add_fragment(multiply_dsk(ds, k), target, lane_number())
-                k, target = k + half_bytes // pieces, target + uint64(at_once * PART * 4)
+                k, target = k + own_bytes // pieces, target + uint64(at_once * PART * number_bytes)
 
     @device
-    def store_keys(packed, array, b, h, row):
+    def store_keys(packed, array, b, h, row, column):
         """Write a warp's rows of dK or dV."""
-        n_k, columns = int32(array.shape[2]), int32(array.shape[3])
-        store_rows(part_0(packed), element_address(array, b, h, row), array.strides[2], int32(n_k - row), columns)
+        n_k, columns, skipped = int32(array.shape[2]), int32(array.shape[3] - column), uint64(column * item)
+        store_rows(part_0(packed), element_address(array, b, h, row) + skipped, array.strides[2], int32(n_k - row),
+                   columns)
         if parts == 2:
             row = int32(row + PART)
-            store_rows(part_1(packed), element_address(array, b, h, row), array.strides[2], int32(n_k - row), columns)
+            store_rows(part_1(packed), element_address(array, b, h, row) + skipped, array.strides[2], int32(n_k - row),
+                       columns)
 
     @device
     def following(i, h, i_first, i_stop):
@@ -159,8 +170,9 @@ def make_backward(tile, spec, adds_dq, by_four):
                      together, scale, factor, cap, offset, left, right):
         n_q, n_k, kv_heads = int32(q_array.shape[2]), int32(k_array.shape[2]), int32(k_array.shape[1])
         band = n_k, int32(offset), int32(left), int32(right)
+        number, side = divide(cuda.blockIdx.x, sides)
         tiles_n = int32((n_k + block_n - 1) // block_n)
-        tile_n, bh = tile_and_head(cuda.blockIdx.x, tiles_n, int32(cuda.gridDim.x // tiles_n), int32(together))
+        tile_n, bh = tile_and_head(number, tiles_n, int32(cuda.gridDim.x // (tiles_n * sides)), int32(together))
         b, kv_h = divide(bh, kv_heads)
         j_first = int32(tile_n * block_n)
         i_first, i_stop = seeing_queries(j_first, min(j_first + block_n, n_k), band[1], band[2], band[3], n_q)
@@ -194,31 +206,31 @@ def make_backward(tile, spec, adds_dq, by_four):
                 next_i, next_h = following(i, h, i_first, i_stop)
                 x = begin_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, place)
                 stage = place if stages == 2 else int32(0)
-                slope = slopes[b, h] if alibi else float32(0)
+                slope = slopes[b, h] if alibi else real(0)
 
                 # S^T = K Q^T, mask, P^T = exp(S^T - lse)
                 s = multiply_kq(shared + k_tile + own_keys, shared + q_tiles + stage * q_bytes)
                 s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
-                p = probability(s, factor, shared + row_tiles + place * row_bytes + 4 * first_column(lane_number()))
+                p = probability(s, factor, shared + row_tiles + place * row_bytes + number_bytes * first_column(lane_number()))
                 packed = pack(p)
                 if softcap:
                     lane = lane_number()
                     its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
-                    p = damped(p, float32(0), s, down(float32(its_first)), slope, cap)
+                    p = damped(p, real(0), s, down(real(its_first)), slope, cap)
                     store_words(pack(p), passed + lane_number() * 16)
                 else:
                     store_words(packed, passed + lane_number() * 16)
                 barrier_arrive(PAIR + pair, 2 * WARP)
 
                 # dV += P^T dO
-                dv = multiply_pdo(dv, packed, shared + do_tiles + stage * do_bytes)
+                dv = multiply_pdo(dv, packed, shared + do_tiles + stage * do_bytes + side * dv_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(0), n_q)
+                add_dq(shared, dq_sums, b, h, i, pair, int32(0), side, n_q)
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()                 # a block must not end while its copies run
-            store_keys(pack(dv), dv_array, b, kv_h, int32(j + first_row(lane_number())))
+            store_keys(pack(dv), dv_array, b, kv_h, int32(j + first_row(lane_number())), int32(side * dv_columns))
 
         # ---- dK ------------------------------------------------------------------------------------------------------
         else:
@@ -235,24 +247,25 @@ def make_backward(tile, spec, adds_dq, by_four):
                 cuda.syncwarp()                             # or dS overwrites what other lanes have yet to read
 
                 # dS^T = P^T (dP^T - delta)
-                deltas = shared + row_tiles + place * row_bytes + 4 * (block_m + first_column(lane_number()))
+                deltas = shared + row_tiles + place * row_bytes + number_bytes * (block_m + first_column(lane_number()))
                 packed = pack(score_gradient(dp, p, deltas))
                 row = int32(pair * pair_rows + first_row(lane_number()))
                 within = first_column(lane_number()) * item         # bytes, of the row
                 store_box(packed, swizzled(shared + ds_tile, row, within >> 4) + (within & 15))
 
                 # dK += dS^T Q
-                dk = multiply_dsq(dk, packed, shared + q_tiles + stage * q_bytes)
+                dk = multiply_dsq(dk, packed, shared + q_tiles + stage * q_bytes + side * dk_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(1), n_q)
+                add_dq(shared, dq_sums, b, h, i, pair, int32(1), side, n_q)
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()
-            store_keys(pack(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane_number())))
+            store_keys(pack(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane_number())),
+                       int32(side * dk_columns))
 
     signature = ((array_type(spec.dtype, 4),) * 4
                  + (real_array(spec.dtype, 4), real_array(spec.dtype, 4) if adds_dq else none)
                  + (array_type(spec.dtype, 4),) * 2
-                 + (real_array(spec.dtype, 2) if alibi else none, *[int64] * 2, *[float32] * 3, *[int64] * 3))
+                 + (real_array(spec.dtype, 2) if alibi else none, *[int64] * 2, *[real] * 3, *[int64] * 3))
     return mma_backward, signature

@@ -16,13 +16,13 @@ from functools import lru_cache
 from ...scores import seen_keys, shared_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, uniform
-from ..ptx.assembly import float32, int32
+from ..ptx.assembly import int32, uint64
 from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
                           wait_rows)
 from ..ptx.formats import make_pack, make_store_rows
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_rows_down
 from ..ptx.mma import make_warp_product
-from ..signatures import array_type, int64, none, real_array
+from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide, tile_place
 from ..tensor_cores.softmax import probability, scaled
@@ -39,12 +39,14 @@ score_gradient = elementwise(gradients.score_gradient)
 def make_dq(tile, spec):
     """Build the kernel for dQ.
 
-    Grid: one block for each query tile, the longest first (`tile_place`). Block: `tile.warps` warps. Shared memory:
-    `DqLayout`. A warp owns 16 query rows; a lane of it two, and every fourth pair of their columns.
+    Grid: one block for each query tile, the longest first (`tile_place`), or one for each of `spec.sides` of its
+    columns. Block: `tile.warps` warps. Shared memory: `DqLayout`. A warp owns 16 query rows; a lane of it two, and every fourth pair of their columns.
     """
     layout = DqLayout(tile, spec)
     block_m, block_n, threads, stages = tile.block_m, tile.block_n, tile.threads, tile.stages
-    d, d_v, alibi, softcap = spec.d, spec.d_v, spec.alibi, spec.softcap
+    d, d_v, alibi, softcap, real = spec.d, spec.d_v, spec.alibi, spec.softcap, real_type(spec.dtype)
+    sides, columns, item = spec.sides, d // spec.sides, spec.item
+    side_bytes = columns // spec.box * block_n * BOX_ROW        # of K, whose columns a side has
     _, _, k_bytes, v_bytes = layout.sizes
     q_tile, do_tile, k_tiles, v_tiles, _ = layout.offsets
 
@@ -53,9 +55,9 @@ def make_dq(tile, spec):
     queries, keys = Operand(block_m, depth_down=False), Operand(block_n, depth_down=False)
     multiply_qk = make_warp_product(1, block_n, d, spec.factors, queries, keys, accumulate=False)
     multiply_dov = make_warp_product(1, block_n, d_v, spec.factors, queries, keys, accumulate=False)
-    multiply_dsk = make_warp_product(1, d, block_n, spec.factors, None, Operand(block_n, depth_down=True),
+    multiply_dsk = make_warp_product(1, columns, block_n, spec.factors, None, Operand(block_n, depth_down=True),
                                      accumulate=True)
-    zero_dq, down = make_filled(d, 0.0), make_rows_down(1)
+    zero_dq, down = make_filled(columns, 0.0, real), make_rows_down(1)
     pack, store_rows = make_pack(spec.dtype), make_store_rows(spec.dtype)
     score_tile = make_score_tile(spec, block_n, PART, 1, lane_number)
     damped = gradients.make_damped(alibi)
@@ -81,7 +83,8 @@ def make_dq(tile, spec):
         n_q, n_k, heads = int32(q_array.shape[2]), int32(k_array.shape[2]), int32(q_array.shape[1])
         band = n_q, n_k, int32(offset), int32(left), int32(right)
         tiles_m = int32((n_q + block_m - 1) // block_m)
-        i_first, bh = tile_place(cuda.blockIdx.x, block_m, tiles_m, int32(q_array.shape[0] * heads), int32(together))
+        number, side = divide(cuda.blockIdx.x, sides)
+        i_first, bh = tile_place(number, block_m, tiles_m, int32(q_array.shape[0] * heads), int32(together))
         b, h = divide(bh, heads)
         kv_h, _ = divide(h, int32(group))
         shared, thread, lane = shared_memory(), int32(cuda.threadIdx.x), lane_number()
@@ -107,7 +110,7 @@ def make_dq(tile, spec):
         lse_1, delta_1 = numbers_of(query_numbers, b, h, min(row + 8, n_q - 1))
         row_lse, deltas = (lse_0, lse_1), (delta_0, delta_1)
 
-        slope = slopes[b, h] if alibi else float32(0)
+        slope = slopes[b, h] if alibi else real(0)
         dq, stage = zero_dq(), int32(0)
         while j < j_stop:
             wait_rows()
@@ -124,12 +127,12 @@ def make_dq(tile, spec):
             # dP = dO V^T, dS = P (dP - delta)
             dp = multiply_dov(shared + do_tile + own * BOX_ROW, shared + v_tiles + stage * v_bytes)
             if softcap:
-                distance = float32(int32(row + band[2] - j - first_column(lane)))
-                p = damped(p, float32(0), s, down(distance), slope, cap)
+                distance = real(int32(row + band[2] - j - first_column(lane)))
+                p = damped(p, real(0), s, down(distance), slope, cap)
             ds = score_gradient(dp, p, deltas)
 
             # dQ += dS K
-            dq = multiply_dsk(dq, pack(ds), k_tile)
+            dq = multiply_dsk(dq, pack(ds), k_tile + side * side_bytes)
 
             if stages == 1:
                 cuda.syncthreads()  # or the next K overwrites K_j, which others still multiply
@@ -140,10 +143,11 @@ def make_dq(tile, spec):
             j += int32(block_n)
 
         wait_rows()                 # a block must not end while its copies run
-        store_rows(pack(scaled(dq, scale)), element_address(dq_array, b, h, row), dq_array.strides[2],
-                   int32(n_q - row), int32(dq_array.shape[3]))
+        column = int32(side * columns)
+        store_rows(pack(scaled(dq, scale)), element_address(dq_array, b, h, row) + uint64(column * item),
+                   dq_array.strides[2], int32(n_q - row), int32(dq_array.shape[3] - column))
 
     signature = ((array_type(spec.dtype, 4),) * 4 + (real_array(spec.dtype, 4),)
                  + (array_type(spec.dtype, 4), real_array(spec.dtype, 2) if alibi else none, *[int64] * 2,
-                    *[float32] * 3, *[int64] * 3))
+                    *[real] * 3, *[int64] * 3))
     return mma_dq, signature

@@ -32,12 +32,26 @@ dQ alone, d to 128   64 x 32, 2   64 x 32             64 x 32, 2
 dQ alone, d to 256   64 x 16      32 x 16             64 x 16, 2
 ===================  ===========  ==================  ================
 
+and in float64, where an instruction takes so long that few tiles keep it busy:
+
+===================  ===========  ==================  ================
+forward, d to 64     128 x 32     128 x 32            128 x 32
+forward, d to 128    64 x 32      64 x 16             128 x 32
+forward, d to 256    32 x 16      16 x 16             64 x 16
+dK, dV, d to 64      16 x 64, 2   16 x 64             16 x 64, 2
+dK, dV, d to 128     32 x 32      16 x 16             32 x 64
+dK, dV, d to 256     16 x 16      none                16 x 16
+dQ alone, d to 64    64 x 32      64 x 32             128 x 32, 2
+dQ alone, d to 128   64 x 16      32 x 16             64 x 32
+dQ alone, d to 256   16 x 16      none                32 x 16
+===================  ===========  ==================  ================
+
 None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all of them for each of these GPUs.
 """
 
 from dataclasses import dataclass
 
-from ...problem import FLOAT32
+from ...problem import FLOAT32, FLOAT64
 from ..tensor_cores.spec import BOX_BYTES, WARP, SumParts, Spec
 
 PART = 16               # rows of a part of a fragment, which is what one instruction multiplies
@@ -82,14 +96,17 @@ SMALL_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(4, 1, 64)
 # In float32 it needs some 80 more than that, for numbers that are taken apart and for sums before they are added.
 FLOAT32_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(8, 1, 32)), (256, Tile(4, 1, 32)))
 SMALL_FLOAT32_TILES = ((128, Tile(4, 2, 32)), (256, Tile(4, 1, 16)))
+# In float64 numbers are two registers, so 16 rows of O have room, or 32 to d 64: wider ones are cut, see `sides_of`.
+FLOAT64_TILES = ((64, Tile(4, 2, 32)), (128, Tile(8, 1, 32)), (128, Tile(4, 1, 32)), (128, Tile(4, 1, 16)),
+                 (256, Tile(4, 1, 16)), (256, Tile(2, 1, 16)), (256, Tile(1, 1, 16)))
 SMALL, LARGE = 128 * 1024, 200 * 1024
 
 
 def choose(spec, limit):
     """The tile shape for a spec on a GPU whose blocks may have `limit` bytes of shared memory; None if there is none.
     """
-    tables = (FLOAT32_TILES, SMALL_FLOAT32_TILES) if spec.dtype == FLOAT32 else (TILES, SMALL_TILES)
-    return next((tile for largest, tile in tables[limit < SMALL]
+    tables = {FLOAT32: (FLOAT32_TILES, SMALL_FLOAT32_TILES), FLOAT64: (FLOAT64_TILES, FLOAT64_TILES)}
+    return next((tile for largest, tile in tables.get(spec.dtype, (TILES, SMALL_TILES))[limit < SMALL]
                  if max(spec.d, spec.d_v) <= largest and Layout(tile, spec).total <= limit), None)
 
 
@@ -120,16 +137,19 @@ class BackwardTile:
     Attributes
     ----------
     pairs : int
-        Pairs of warps; a step is 16 queries for each.
+        Pairs of warps; a step is 16 queries for each, or less.
     parts : int
         A pair owns 16 keys, or 32 in two parts.
     stages : int
         Tiles of Q, and of dO, that fit into shared memory at once: 1 or 2.
+    sharing : int
+        How many pairs share 16 queries of a step when dQ is computed: then a step has that many times fewer.
     """
 
     pairs: int
     parts: int
     stages: int
+    sharing: int = 1
 
     @property
     def pair_rows(self):
@@ -137,7 +157,7 @@ class BackwardTile:
 
     @property
     def block_m(self):
-        return self.pairs * PART
+        return self.pairs // self.sharing * PART
 
     @property
     def block_n(self):
@@ -149,7 +169,8 @@ class BackwardTile:
 
 
 # As TILES. A warp of a pair has parts * d / 2 registers of a thread for dV or dK, and parts * block_m / 2 for S or dP.
-# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on.
+# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on, and
+# in float64 16 queries.
 # So it is in float32 before compute capability 9.0, whose GPUs have the LARGE shared memory: code for 8.x takes more.
 BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 2)),
                   (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)),
@@ -157,43 +178,58 @@ BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (12
 # A row of dS, one number for each query of a step, must fit into one box: two pairs at the most.
 FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(2, 2, 1)), (128, BackwardTile(2, 1, 2)),
                           (128, BackwardTile(2, 1, 1)), (256, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
+# In float64 a row of dS has a box for each 16 queries.
+FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2, 2)), (64, BackwardTile(2, 2, 1, 2)), (128, BackwardTile(4, 1, 1, 2)),
+                          (128, BackwardTile(2, 1, 1)), (128, BackwardTile(2, 1, 1, 2)), (256, BackwardTile(1, 1, 1)))
 
 
 def choose_backward(spec, limit):
     """As `choose`, for the kernel of dK and dV."""
     size = max(spec.d, spec.d_v)
-    one_part = size > 64 and (spec.softcap and spec.alibi or spec.dtype == FLOAT32 and limit < LARGE)
-    return next((tile for largest, tile in (FLOAT32_BACKWARD_TILES if spec.dtype == FLOAT32 else BACKWARD_TILES)
+    crowded = size > 64 and (spec.softcap and spec.alibi or spec.dtype == FLOAT32 and limit < LARGE)
+    tables = {FLOAT32: FLOAT32_BACKWARD_TILES, FLOAT64: FLOAT64_BACKWARD_TILES}
+    return next((tile for largest, tile in tables.get(spec.dtype, BACKWARD_TILES)
                  if size <= largest and BackwardLayout(tile, spec).total <= limit
-                 and not (one_part and tile.parts > 1)), None)
+                 and not (crowded and (tile.parts > 1 or spec.dtype == FLOAT64 and tile.block_m > PART))), None)
 
 
 @dataclass(frozen=True)
 class BackwardLayout:
     """Offsets and sizes in bytes of what is in the shared memory of the kernel for dK and dV.
 
-    K_j, V_j; stages of Q_i and of dO_i; a box for P and dS, a row for each key; two places for lse_i and delta_i.
+    K_j, V_j; stages of Q_i and of dO_i; boxes for P and dS, a row for each key; two places for lse_i and delta_i.
     """
 
     tile: BackwardTile
     spec: Spec
 
     @property
+    def number_bytes(self):
+        """Of lse, delta, and sums for dQ."""
+        return max(4, self.spec.item)
+
+    @property
+    def dq_across(self):
+        """How many warps, of one block or two, share the columns of 16 rows of dQ."""
+        return 2 * self.tile.sharing * self.spec.sides
+
+    @property
     def dq_columns(self):
         """Columns of a warp's part of dQ; what is past the last box comes to nothing."""
         box, boxes = self.spec.box, self.spec.q_boxes
-        return box // 2 if boxes == 1 else (boxes + 1) // 2 * box
+        return box // 2 if boxes == 1 and box > PART else -(-boxes // self.dq_across) * box
 
     def dq_parts(self, by_four):
-        """How dQ lies in float32: a part for each warp, 16 rows and half of the columns."""
-        return SumParts(WARP, self.tile.block_m, PART, self.dq_columns, 2, by_four)
+        """How dQ lies while it is added up: a part for each warp, 16 rows and its columns."""
+        return SumParts(WARP, self.tile.block_m, PART, self.dq_columns, self.dq_across, by_four)
 
     @property
     def sizes(self):
         """Bytes of k, v, a stage of q, of do, ds, a place of lse and delta."""
         tile, q_row, v_row = self.tile, self.spec.q_boxes * BOX_BYTES, self.spec.v_boxes * BOX_BYTES
+        ds_boxes = -(-tile.block_m // self.spec.box)
         return (tile.block_n * q_row, tile.block_n * v_row, tile.block_m * q_row, tile.block_m * v_row,
-                tile.block_n * BOX_BYTES, 2 * tile.block_m * 4)
+                tile.block_n * ds_boxes * BOX_BYTES, 2 * tile.block_m * self.number_bytes)
 
     @property
     def offsets(self):
@@ -219,11 +255,14 @@ DQ_TILES = ((128, DqTile(8, 1, 64, 2)), (128, DqTile(8, 1, 64, 1)), (256, DqTile
             (256, DqTile(4, 1, 64, 1)), (256, DqTile(4, 1, 32, 1)))
 FLOAT32_DQ_TILES = ((64, DqTile(8, 1, 32, 2)), (128, DqTile(4, 1, 32, 2)), (128, DqTile(4, 1, 32, 1)),
                     (256, DqTile(4, 1, 16, 2)), (256, DqTile(4, 1, 16, 1)), (256, DqTile(2, 1, 16, 1)))
+FLOAT64_DQ_TILES = ((64, DqTile(8, 1, 32, 2)), (64, DqTile(4, 1, 32, 1)), (128, DqTile(4, 1, 32, 1)),
+                    (128, DqTile(4, 1, 16, 1)), (256, DqTile(2, 1, 16, 1)), (256, DqTile(1, 1, 16, 1)))
 
 
 def choose_dq(spec, limit):
     """As `choose`, for the kernel of dQ."""
-    return next((tile for largest, tile in (FLOAT32_DQ_TILES if spec.dtype == FLOAT32 else DQ_TILES)
+    tables = {FLOAT32: FLOAT32_DQ_TILES, FLOAT64: FLOAT64_DQ_TILES}
+    return next((tile for largest, tile in tables.get(spec.dtype, DQ_TILES)
                  if max(spec.d, spec.d_v) <= largest and DqLayout(tile, spec).total <= limit), None)
 
 

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from ...problem import BFLOAT16, FLOAT16, FLOAT32, without_unseen_keys
+from ...problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, without_unseen_keys
 from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, shared_limit, why_no_device
 from ..tensor_cores.host import (begin_backward, bits, for_copies, numbers, round_sums, why_not_for_tensor_cores,
@@ -11,17 +11,23 @@ from ..tensor_cores.host import (begin_backward, bits, for_copies, numbers, roun
 from ..tensor_cores.spec import Spec, heads_together, key_heads_together
 from .config import BackwardLayout, DqLayout, Layout, choose, choose_backward, choose_dq
 
-DTYPES = FLOAT16, BFLOAT16, FLOAT32
+DTYPES = FLOAT16, BFLOAT16, FLOAT32, FLOAT64
 # Compute capabilities where float32 was measured to be faster here than in `flash2`: none so far. It should be where
 # tensor cores are 7 or more times as fast in TF32 as other units in float32, 8.0, 9.0 and 10.x. NVIDIA's data sheets:
 # 156 TFLOP/s to 19.5 (A100), 495 to 67 (H100); but 35.6 to 35.6 (RTX 3090), 82.6 to 82.6 (RTX 4090), 60 to 30 (L4).
 FASTER_IN_FLOAT32 = ()
-ADDS_BY_FOUR = 9, 0     # compute capability from which a thread adds four numbers at once
+# The same in float64, by data sheets: 19.5 TFLOP/s on tensor cores to 9.7 (A100), 40 to 40 (B200), where operands in
+# registers are used more often than `flash2` does. 67 to 34 (H100) waits for its measurement. All others (8.6, 8.9, 10.3,
+# 12.x) have float64 units for compatibility only, 1/64 as fast as in float32.
+FASTER_IN_FLOAT64 = (8, 0), (10, 0)
+ADDS_BY_FOUR = 9, 0     # compute capability from which a thread adds four float32 numbers at once
+WHOLE_IN_FLOAT64 = 9, 0     # and from which products of float64 are not by quarters: see `ptx.mma`
 
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem, DTYPES)
+    return (why_no_device() or why_not_here() or why_not_for_tensor_cores(problem, DTYPES)
+            or why_no_tile(problem, backward))
 
 
 def why_not_here():
@@ -33,11 +39,36 @@ def why_not_here():
                                         f"{here[1]}")
 
 
+def why_no_tile(problem, backward):
+    """Why no tile shape fits into a block's shared memory, in words; None if one does. In float64 some don't."""
+    limit, spec = shared_limit(), spec_of(problem)
+    fits = choose_backward(spec, limit) and choose_dq(spec, limit) if backward else choose(spec, limit)
+    return None if fits else (f"{'gradients' if backward else 'tiles'} of {problem.dtype} with d {problem.d} and d_v "
+                              f"{problem.d_v} need more than the {limit // 1024} KB of shared memory that a block has here")
+
+
 def why_later(problem):
     """Why "auto" should rather take `flash2` here, in words; None if it shouldn't."""
-    if problem.dtype != FLOAT32 or problem.tf32 or capability() in FASTER_IN_FLOAT32:
-        return None
-    return "float32 is three TF32 products, which were not yet measured to be faster here"
+    if problem.dtype == FLOAT32 and not problem.tf32 and capability() not in FASTER_IN_FLOAT32:
+        return "float32 is three TF32 products, which were not yet measured to be faster here"
+    if problem.dtype == FLOAT64 and capability() not in FASTER_IN_FLOAT64:
+        return "float64 is not known to be faster here on tensor cores than on other units"
+    return None
+
+
+def spec_of(problem):
+    """The `Spec` of the forward kernel on the current device."""
+    return Spec.of(problem, quarters=capability() < WHOLE_IN_FLOAT64)
+
+
+def backward_spec_of(problem):
+    """That of the backward kernels."""
+    return Spec.of_backward(problem, quarters=capability() < WHOLE_IN_FLOAT64)
+
+
+def adds_by_four(problem):
+    """Whether a thread adds four numbers of dQ at once on the current device."""
+    return problem.dtype != FLOAT64 and capability() >= ADDS_BY_FOUR
 
 
 class Plan(NamedTuple):
@@ -53,34 +84,36 @@ def _by_queries(factory, tile, layout, spec, problem, device):
     launch = launcher(factory, (tile, spec), (tile.threads, 1), layout(tile, spec).total)
     heads = problem.batch * problem.heads
     together = min(heads, heads_together(problem, attribute(PROCESSORS, device)))
-    return Plan(launch, -(-problem.n_q // tile.block_m) * heads, (problem.group, together, *numbers(spec, problem)))
+    return Plan(launch, -(-problem.n_q // tile.block_m) * heads * spec.sides,
+                (problem.group, together, *numbers(spec, problem)))
 
 
 @lru_cache(maxsize=1024)
 def plan_forward(problem, device):
     """The `Plan` of the forward kernel on the current device, whose number is given."""
-    spec = Spec.of(problem)
+    spec = spec_of(problem)
     return _by_queries("mma.forward:make_forward", choose(spec, shared_limit()), Layout, spec, problem, device)
 
 
 @lru_cache(maxsize=1024)
 def plan_dq(problem, device):
     """The `Plan` of the kernel for dQ alone."""
-    spec = Spec.of_backward(problem)
+    spec = backward_spec_of(problem)
     return _by_queries("mma.backward_dq:make_dq", choose_dq(spec, shared_limit()), DqLayout, spec, problem, device)
 
 
 @lru_cache(maxsize=1024)
 def plan_backward(problem, device):
     """The `Plan` of the kernel for dK and dV, and for dQ if its bits need not repeat."""
-    spec = Spec.of_backward(problem)
+    spec = backward_spec_of(problem)
     tile = choose_backward(spec, shared_limit())
     launch = launcher("mma.backward:make_backward",
-                      (tile, spec, not problem.deterministic, capability() >= ADDS_BY_FOUR), (tile.threads, 1),
+                      (tile, spec, not problem.deterministic, adds_by_four(problem)), (tile.threads, 1),
                       BackwardLayout(tile, spec).total)
     tiles = -(-problem.n_k // tile.block_n)
     together = key_heads_together(problem, tiles, attribute(PROCESSORS, device))
-    return Plan(launch, tiles * problem.batch * problem.kv_heads, (problem.group, together, *numbers(spec, problem)))
+    return Plan(launch, tiles * problem.batch * problem.kv_heads * spec.sides,
+                (problem.group, together, *numbers(spec, problem)))
 
 
 def forward(problem, operands, o, lse):
@@ -94,15 +127,15 @@ def forward(problem, operands, o, lse):
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):
-    """Fill the gradients. Extra memory: two numbers for each query, and dQ in float32 if its bits need not repeat."""
+    """Fill the gradients. Extra memory: two numbers for each query, and dQ as sums if its bits need not repeat."""
     device, slopes = do.data.device_id, operands.alibi_slopes
-    spec = Spec.of_backward(problem)
+    spec = backward_spec_of(problem)
     layout = BackwardLayout(choose_backward(spec, shared_limit()), spec)
     problem, operands, query_numbers, do, dk, dv = begin_backward(problem, operands, do, dlse, o, lse, gradients,
                                                                   layout.tile.block_m)
     inputs = *map(for_copies, (operands.q, operands.k, operands.v)), do, query_numbers
-    parts = layout.dq_parts(capability() >= ADDS_BY_FOUR)
-    sums = None if problem.deterministic else zero_sums(gradients.dq, parts)
+    parts = layout.dq_parts(adds_by_four(problem))
+    sums = None if problem.deterministic else zero_sums(gradients.dq, parts, problem.accumulator)
     plan = plan_backward(problem, device)
     plan.launch(plan.blocks, (*inputs, sums, dk, dv, slopes, *plan.numbers))
     if problem.deterministic:

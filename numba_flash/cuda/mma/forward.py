@@ -4,7 +4,7 @@ New idea: the matrix products are instructions. A warp's ``mma.sync`` multiplies
 spread over the registers of its threads, and adds to a third. Q, K and V come from shared memory (`ldmatrix`); the
 scores S never go there: they are left in just the registers from which the next product takes P.
 
-Changed from `flash2`: tiles of 16-bit numbers. A warp owns whole rows, so a row's maximum is four lanes' affair, and no
+Changed from `flash2`: tiles of 16-bit numbers, or longer ones. A warp owns whole rows, so a row's maximum is four lanes' affair, and no
 barrier's. Copies into shared memory are asynchronous (`cp.async`): the threads start them and go on. So V arrives
 while S = Q K^T is computed, and the next K meanwhile softmax and O += P V::
 
@@ -17,7 +17,8 @@ What a block waits for, another one on the same multiprocessor uses: there is ro
 
 Reads and writes of global memory: as `flash2`, with tiles of 64 or 128 queries.
 
-Exactness: m is the exact running max of the scores, and P is rounded to 16 bits after its sum was added to l.
+Exactness: m is the exact running max of the scores, and P is rounded to 16 bits, if inputs have no more, after its sum
+was added to l.
 """
 
 from functools import lru_cache
@@ -26,12 +27,12 @@ from math import inf
 from ...scores import seen_keys, shared_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, uniform
-from ..ptx.assembly import float32, int32, uint64
+from ..ptx.assembly import int32, uint64
 from ..ptx.copies import BOX_ROW, Operand, commit_rows, copied_by, make_copy_rows, shared_memory, wait_rows
 from ..ptx.formats import make_pack
 from ..ptx.fragments import make_filled
 from ..ptx.mma import make_warp_product
-from ..signatures import array_type, int64, none, real_array
+from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores.schedule import divide, tile_place
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import LOG2_E, WARP
@@ -45,22 +46,24 @@ seen_keys, shared_keys = device(seen_keys), device(shared_keys)
 def make_forward(tile, spec):
     """Build the forward kernel.
 
-    Grid: one block for each query tile, the longest first (`tile_place`). Block: `tile.warps` warps. Shared memory:
-    `Layout`. A warp owns 16 or 32 query rows; a lane of it two or four, and every fourth pair of their columns.
+    Grid: one block for each query tile, the longest first (`tile_place`), or one for each of `spec.sides` of its
+    columns. Block: `tile.warps` warps. Shared memory: `Layout`. A warp owns 16 or 32 query rows; a lane of it two or four, and every fourth pair of their columns.
     """
     layout = Layout(tile, spec)
     block_m, block_n, parts, warp_rows, threads = tile.block_m, tile.block_n, tile.parts, tile.warp_rows, tile.threads
     d, d_v, k_tile, v_tile = spec.d, spec.d_v, layout.k, layout.v
-    alibi, sinks = spec.alibi, spec.sinks
+    alibi, sinks, sides, columns, real = spec.alibi, spec.sinks, spec.sides, d_v // spec.sides, real_type(spec.dtype)
+    side_bytes = columns // spec.box * block_n * BOX_ROW        # of V, whose columns a side has
 
     copy_q = make_copy_rows(block_m, spec.q_boxes, threads, spec.item)
     copy_k = make_copy_rows(block_n, spec.q_boxes, threads, spec.item)
     copy_v = make_copy_rows(block_n, spec.v_boxes, threads, spec.item)
     multiply_qk = make_warp_product(parts, block_n, d, spec.factors, Operand(block_m, depth_down=False),
                                     Operand(block_n, depth_down=False), accumulate=False)
-    multiply_pv = make_warp_product(parts, d_v, block_n, spec.factors, None, Operand(block_n, depth_down=True),
+    multiply_pv = make_warp_product(parts, columns, block_n, spec.factors, None, Operand(block_n, depth_down=True),
                                     accumulate=True)
-    zero_o, empty, no_sum = (make_filled(parts * d_v, 0.0), make_filled(4 * parts, -inf), make_filled(4 * parts, 0.0))
+    zero_o, empty, no_sum = (make_filled(size, value, real) for size, value in (
+        (parts * columns, 0.0), (4 * parts, -inf), (4 * parts, 0.0)))
     pack = make_pack(spec.dtype)
     score_tile = make_score_tile(spec, block_n, warp_rows, parts, lane_number)
     store = make_store(spec.dtype, parts, lane_number)
@@ -71,7 +74,8 @@ def make_forward(tile, spec):
         d_left, d_v_left = int32(q_array.shape[3]), int32(v_array.shape[3])
         band = n_q, n_k, int32(offset), int32(left), int32(right)
         tiles_m = int32((n_q + block_m - 1) // block_m)
-        i_first, bh = tile_place(cuda.blockIdx.x, block_m, tiles_m, int32(q_array.shape[0] * heads), int32(together))
+        number, side = divide(cuda.blockIdx.x, sides)
+        i_first, bh = tile_place(number, block_m, tiles_m, int32(q_array.shape[0] * heads), int32(together))
         b, h = divide(bh, heads)
         kv_h, _ = divide(h, int32(group))
         shared, thread = shared_memory(), int32(cuda.threadIdx.x)
@@ -92,7 +96,7 @@ def make_forward(tile, spec):
             copy_k(shared + k_tile, k_rows, k_array.strides[2], int32(n_k - j), d_left, thread)
         commit_rows()
 
-        slope = slopes[b, h] if alibi else float32(0)
+        slope = slopes[b, h] if alibi else real(0)
         o, m, l = zero_o(), empty(), no_sum()       # l is of this thread's columns only, until the epilogue
         while j < j_stop:
             # load V_j
@@ -118,14 +122,14 @@ def make_forward(tile, spec):
             p, m, l, alpha = online_softmax(s, m, l, factor)
 
             # O = alpha O + P V
-            o = multiply_pv(scaled(o, alpha), pack(p), shared + v_tile)
+            o = multiply_pv(scaled(o, alpha), pack(p), shared + v_tile + side * side_bytes)
             j += int32(block_n)
 
         wait_rows()                 # a block must not end while its copies run
-        sink = sink_logits[h] * float32(LOG2_E) if sinks else float32(-inf)
-        store(o, m, l, factor, sink, o_array, lse, b, h, i)
+        sink = sink_logits[h] * real(LOG2_E) if sinks else real(-inf)
+        store(o, m, l, factor, sink, o_array, lse, b, h, i, int32(side * columns))
 
     signature = ((array_type(spec.dtype, 4),) * 4
                  + (real_array(spec.dtype, 3), real_array(spec.dtype, 1) if sinks else none,
-                    real_array(spec.dtype, 2) if alibi else none, *[int64] * 2, *[float32] * 3, *[int64] * 3))
+                    real_array(spec.dtype, 2) if alibi else none, *[int64] * 2, *[real] * 3, *[int64] * 3))
     return mma_forward, signature

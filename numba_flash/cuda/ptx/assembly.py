@@ -2,7 +2,10 @@
 
 A Numba intrinsic is a function that writes LLVM code for its call; here that code is one block of inline PTX, in which
 ``$0, $1, ...`` are the result and the arguments, as the constraints say: "r" a 32-bit register, "l" one of 64 bits, "f"
-a float.
+a float, "d" a double.
+
+A kernel of float64 inputs computes in float64, all others in float32. What is written once for both takes its type from
+its arguments: ``type(x)(0)`` is a zero like x, and an `instruction` may have a text for each.
 """
 
 import inspect
@@ -12,9 +15,12 @@ from numba.cuda import types
 from numba.cuda.extending import intrinsic
 from numba.cuda.typing import signature as numba_signature
 
-float32, int32, int64, uint32, uint64 = types.float32, types.int32, types.int64, types.uint32, types.uint64
-CONSTRAINTS = {float32: "f", int32: "r", uint32: "r", uint64: "l"}
-LLVM_TYPES = {float32: ir.FloatType(), int32: ir.IntType(32), uint32: ir.IntType(32), uint64: ir.IntType(64)}
+float32, float64, int32, int64, uint32, uint64 = (types.float32, types.float64, types.int32, types.int64, types.uint32,
+                                                  types.uint64)
+REALS = float32, float64
+CONSTRAINTS = {float32: "f", float64: "d", int32: "r", uint32: "r", uint64: "l"}
+LLVM_TYPES = {float32: ir.FloatType(), float64: ir.DoubleType(), int32: ir.IntType(32), uint32: ir.IntType(32),
+              uint64: ir.IntType(64)}
 
 
 def registers(type_, n):
@@ -66,7 +72,7 @@ def with_arity(codegen, parameters):
     return intrinsic(codegen)
 
 
-def instruction(text, returns, *arg_types, pure=False):
+def instruction(text, returns, *arg_types, pure=False, in_float64=None):
     """Turn a function without a body into the instruction that its docstring describes.
 
     Parameters
@@ -78,17 +84,25 @@ def instruction(text, returns, *arg_types, pure=False):
         Arguments are converted to these.
     pure : bool
         See `emit`.
+    in_float64 : str, optional
+        PTX for when an argument is a float64: then what is float32 above is, too.
     """
     def decorate(function):
         def typed(typing_context, *args):
-            def codegen(context, builder, signature, values):
-                constraints = [CONSTRAINTS[type_] for type_ in arg_types]
-                if returns is None:
-                    emit(builder, text, ir.VoidType(), [], values, constraints)
-                    return context.get_dummy_value()
-                return emit(builder, text, LLVM_TYPES[returns], ["=" + CONSTRAINTS[returns]], values, constraints, pure)
+            wide = in_float64 is not None and float64 in args
+            its_text, its_returns, *its_types = (
+                (in_float64, *(float64 if type_ == float32 else type_ for type_ in (returns, *arg_types)))
+                if wide else (text, returns, *arg_types))
 
-            return numba_signature(returns or types.void, *arg_types), codegen
+            def codegen(context, builder, signature, values):
+                constraints = [CONSTRAINTS[type_] for type_ in its_types]
+                if returns is None:
+                    emit(builder, its_text, ir.VoidType(), [], values, constraints)
+                    return context.get_dummy_value()
+                return emit(builder, its_text, LLVM_TYPES[its_returns], ["=" + CONSTRAINTS[its_returns]], values,
+                            constraints, pure)
+
+            return numba_signature(its_returns or types.void, *its_types), codegen
 
         typed.__name__, typed.__doc__ = function.__name__, function.__doc__
         return with_arity(typed, inspect.signature(function).parameters)

@@ -8,8 +8,10 @@ is encoded on the host (`hopper.tensor_map`) and comes by value, as a kernel par
 its address. One thread starts a copy of a whole box; parts of the box outside of the array are read as zeros, and not
 written.
 
-All boxes here are 128 bytes wide: 64 columns of 16 bits, or 32 of float32. In shared memory they have the 128-byte
-swizzle: the 16-byte unit u of row r lies at unit ``u ^ (r % 8)``, so that reads down a column touch all banks.
+All boxes here are 128 bytes wide: 64 columns of 16 bits, 32 of float32 or 16 of float64. In shared memory they have the
+128-byte swizzle: the 16-byte unit u of row r lies at unit ``u ^ (r % 8)``, so that reads down a column touch all banks.
+Of float64 numbers, eight lanes read four units of each of two neighbouring rows at once. Those must not be the same
+four, so units of odd rows lie in the other half of the row: at ``u ^ (r % 8) ^ 4 (r % 2)``.
 """
 
 from dataclasses import dataclass
@@ -21,7 +23,8 @@ from numba.cuda.extending import intrinsic, models, register_model
 from numba.cuda.typing import signature as numba_signature
 
 from ..compile import device
-from .assembly import emit, float32, instruction, int32, int64, pack, registers, uint32, uint64, unpack, with_arity
+from .assembly import (emit, float32, float64, instruction, int32, int64, pack, registers, uint32, uint64, unpack,
+                       with_arity)
 
 BOX_ROW, BOX_COLUMNS = 128, 64  # bytes, and numbers of 16 bits
 SWIZZLE_ALIGNMENT = 1024        # bytes: 8 rows of 128, after which the swizzle repeats
@@ -148,16 +151,19 @@ def make_copy_rows(rows, boxes, threads, item=2):
     read. `source` is `copied_by`; `item`: bytes of an element.
     """
     at_once, box_columns, unit_columns = threads // 8, BOX_ROW // item, 16 // item          # rows, columns
-    if rows % at_once or at_once not in (8, 16, 32, 64):
+    if rows % at_once or at_once not in (4, 8, 16, 32, 64):
         raise ValueError(f"{threads} threads copy {at_once} rows at once, and that must divide {rows}")
     # all in one block: apart, the compiler would keep the address of each row in registers of its own
     lines = ["{ .reg .pred row, both; .reg .b32 size; .reg .b64 at, step;",
              f"mov.b64 at, $1; shl.b64 step, $2, {at_once.bit_length() - 1};"]
+    if at_once < 8:         # else the swizzle of a thread's first row is that of all its rows
+        lines.append(".reg .b32 four_below; xor.b32 four_below, $0, 64;")
     for first in range(0, rows, at_once):
         lines.append(f"setp.gt.s32 row, $3, {first};")
+        target = "four_below" if first % 8 else "$0"
         for box in range(boxes):
             lines += [f"setp.gt.and.s32 both, $4, {box * box_columns}, row; selp.b32 size, 16, 0, both;",
-                      f"cp.async.cg.shared.global.L2::128B [$0 + {(box * rows + first) * BOX_ROW}], "
+                      f"cp.async.cg.shared.global.L2::128B [{target} + {(box * rows + first) * BOX_ROW}], "
                       f"[at + {box * BOX_ROW}], 16, size;"]
         lines.append("add.s64 at, at, step;")
 
@@ -167,6 +173,8 @@ def make_copy_rows(rows, boxes, threads, item=2):
             int32_ = ir.IntType(32)
             row, unit = builder.lshr(thread, int32_(3)), builder.and_(thread, int32_(7))
             swizzled = builder.xor(unit, builder.and_(row, int32_(7)))
+            if item == 8:
+                swizzled = builder.xor(swizzled, builder.shl(builder.and_(row, int32_(1)), int32_(2)))
             target = builder.add(target, builder.add(builder.mul(row, int32_(BOX_ROW)),
                                                      builder.mul(swizzled, int32_(16))))
             rows_left = builder.sub(rows_left, row)
@@ -212,10 +220,32 @@ def load_global_words(typing_context, address):
     return registers(uint32, 4)(uint64), codegen
 
 
-@device
-def swizzled(box, row, unit):
-    """Address of a 16-byte unit of a row of a box."""
-    return box + row * BOX_ROW + ((unit ^ (row & 7)) << 4)
+@intrinsic
+def load_global_doubles(typing_context, address):
+    """Read them as two float64 numbers."""
+    def codegen(context, builder, signature, args):
+        numbers = emit(builder, "ld.global.v2.f64 {$0, $1}, [$2];", ir.LiteralStructType([ir.DoubleType()] * 2),
+                       ["=d"] * 2, args, ["l"])
+        return pack(builder, unpack(builder, numbers, 2))
+
+    return registers(float64, 2)(uint64), codegen
+
+
+@lru_cache(maxsize=None)
+def make_swizzled(item=2):
+    """Build ``swizzled(box, row, unit)``: address of a 16-byte unit of a row of a box; `item`: bytes of an element."""
+    @device
+    def swizzled(box, row, unit):
+        return box + row * BOX_ROW + ((unit ^ (row & 7)) << 4)
+
+    @device
+    def swizzled_in_float64(box, row, unit):
+        return box + row * BOX_ROW + ((unit ^ (row & 7) ^ ((row & 1) << 2)) << 4)
+
+    return swizzled_in_float64 if item == 8 else swizzled
+
+
+swizzled = make_swizzled()
 
 
 @instruction("st.shared.b32 [$0], $1;", None, uint32, int32)
@@ -223,7 +253,7 @@ def store_shared(address, value):
     """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
 
 
-@instruction("st.shared.f32 [$0], $1;", None, uint32, float32)
+@instruction("st.shared.f32 [$0], $1;", None, uint32, float32, in_float64="st.shared.f64 [$0], $1;")
 def store_shared_float(address, value):
     """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
 

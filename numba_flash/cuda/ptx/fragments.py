@@ -9,7 +9,7 @@ neighbours ("Register Fragments" of wgmma in the ISA)::
     ...                                                          lane // 4: which rows
     row 16w + 8       lane 0     1     2     3   |  0
 
-A thread's part is a tuple of ``columns / 2`` floats, a *fragment*. Element ``4j + e`` is in the thread's row ``e // 2``
+A thread's part is a tuple of ``columns / 2`` numbers, a *fragment*. Element ``4j + e`` is in the thread's row ``e // 2``
 (0, or 1 for the row eight below) and in column ``8j + e % 2`` from the thread's first, ``2 * (lane % 4)``. A number for
 each of the two rows (m, l, alpha) is a *pair*.
 
@@ -28,8 +28,8 @@ from numba.cuda import types
 from numba.cuda.typing import signature as numba_signature
 
 from ...problem import FLOAT16
-from .assembly import (CONSTRAINTS, LLVM_TYPES, emit, float32, int32, int64, pack, registers, uint32, uint64, unpack,
-                       with_arity)
+from .assembly import (CONSTRAINTS, LLVM_TYPES, REALS, emit, float32, float64, int32, int64, pack, registers, uint32,
+                       uint64, unpack, with_arity)
 
 ROWS = 64       # of a warpgroup's matrix
 QUAD = 1, 2     # xor of lanes that share their rows
@@ -64,27 +64,27 @@ def _part_size(fragment, args):
 
 
 def elementwise(function):
-    """Turn ``f(x, ...) -> float32`` into ``f(fragment, ...) -> fragment``.
+    """Turn ``f(x, ...) -> number`` into ``f(fragment, ...) -> fragment``; numbers are float32, or float64.
 
     A further argument that is a pair gives each element the value of its row, one that is a fragment its own value; any
     other is the same for all elements.
     If the function's second parameter is called ``column``, the thread's first column is to be passed for it, as int32
-    or float32, and each element gets its own.
+    or a number like x, and each element gets its own.
     """
     return _mapped(function, _row, list(inspect.signature(function).parameters)[1:2] == ["column"])
 
 
 def columnwise(function, parts=1):
-    """Turn ``f(x, ..., number) -> float32`` into ``f(fragment, ..., address) -> fragment``, else like `elementwise`.
+    """Turn ``f(x, ..., number) -> number`` into ``f(fragment, ..., address) -> fragment``, else like `elementwise`.
 
-    Each element gets the float32 number of its column from shared memory, where those of neighbouring columns are
+    Each element gets the number of its column from shared memory, where those of neighbouring columns are
     neighbours; `address` is that of the thread's first.
     """
     return _mapped(function, _row, False, numbers=parts)
 
 
 def rowwise(function):
-    """Turn ``f(x, ...) -> float32`` into ``f(pair, ...) -> pair``, further arguments as for `elementwise`."""
+    """Turn ``f(x, ...) -> number`` into ``f(pair, ...) -> pair``, further arguments as for `elementwise`."""
     return _mapped(function, lambda element, part: element, False)
 
 
@@ -98,9 +98,11 @@ def _mapped(function, row, with_column, numbers=0):
                             for value, index in zip(values[1:], indices)]
                 if numbers:
                     if element % 4 == 0:        # only now: to have all at hand takes registers
-                        place = 4 * _column(element, fragment.count // numbers)
-                        loaded = emit(builder, f"ld.shared.v2.f32 {{$0, $1}}, [$2 + {place}];",
-                                      ir.LiteralStructType([ir.FloatType()] * 2), ["=f"] * 2, values[-1:], ["r"])
+                        bits = fragment.dtype.bitwidth
+                        place = bits // 8 * _column(element, fragment.count // numbers)
+                        loaded = emit(builder, f"ld.shared.v2.f{bits} {{$0, $1}}, [$2 + {place}];",
+                                      ir.LiteralStructType([LLVM_TYPES[fragment.dtype]] * 2),
+                                      ["=" + CONSTRAINTS[fragment.dtype]] * 2, values[-1:], ["r"])
                     its_args[-1] = builder.extract_value(loaded, element % 2)
                 if with_column:
                     its_args[0] = add(builder, its_args[0], ir.Constant(its_args[0].type, _column(element, part)))
@@ -115,12 +117,12 @@ def _mapped(function, row, with_column, numbers=0):
         part = _part_size(fragment, args)
         indices = list(map(index_of, args))
         arg_types = list(args)
-        if with_column and args[0] != float32:
+        if with_column and args[0] not in REALS:
             arg_types[0] = int32
-        add = ir.IRBuilder.fadd if with_column and args[0] == float32 else ir.IRBuilder.add
+        add = ir.IRBuilder.fadd if with_column and args[0] in REALS else ir.IRBuilder.add
         scalar_types = [arg if index is None else arg.dtype for arg, index in zip(arg_types, indices)]
         if numbers:
-            arg_types[-1], scalar_types[-1] = uint32, float32
+            arg_types[-1], scalar_types[-1] = uint32, fragment.dtype
         scalar = numba_signature(fragment.dtype, fragment.dtype, *scalar_types)
         return numba_signature(registers(fragment.dtype, fragment.count), fragment, *arg_types), codegen
 
@@ -146,10 +148,33 @@ def make_fold_rows(function):
             return pack(builder, [call(call(chains[row, 0], chains[row, 1]), builder.extract_value(values[1], row))
                                   for row in range(start.count)])
 
-        scalar = numba_signature(float32, float32, float32)
+        scalar = numba_signature(*[fragment.dtype] * 3)
         return numba_signature(start, fragment, start), codegen
 
     return with_arity(fold, ("fragment", "start"))
+
+
+def _sum(typing_context, fragment):
+    """The sum of a fragment's elements, in up to four chains."""
+    def codegen(context, builder, signature, values):
+        x = unpack(builder, values[0], fragment.count)
+        chains = x[:4]
+        for element in range(4, fragment.count):
+            chains[element % 4] = builder.fadd(chains[element % 4], x[element])
+        while len(chains) > 1:
+            chains = [builder.fadd(*pair) for pair in zip(chains[::2], chains[1::2])]
+        return chains[0]
+
+    return numba_signature(fragment.dtype, fragment), codegen
+
+
+sum_of_elements = with_arity(_sum, ("fragment",))
+
+
+# What each lane of a warp gets of the lane whose number differs by `mask`, in PTX.
+SHUFFLE = {float32: "shfl.sync.bfly.b32 $0, $1, {mask}, 31, -1;",
+           float64: "{{ .reg .b32 low, high; mov.b64 {{low, high}}, $1; shfl.sync.bfly.b32 low, low, {mask}, 31, -1; "
+                    "shfl.sync.bfly.b32 high, high, {mask}, 31, -1; mov.b64 $0, {{low, high}}; }}"}
 
 
 def make_across_quad(function):
@@ -163,27 +188,28 @@ def make_across_quad(function):
             results = []
             for x in unpack(builder, args[0], values.count):
                 for mask in QUAD:
-                    other = emit(builder, f"shfl.sync.bfly.b32 $0, $1, {mask}, 31, -1;", ir.FloatType(), ["=f"], [x],
-                                 ["f"])
+                    constraint = CONSTRAINTS[values.dtype]
+                    other = emit(builder, SHUFFLE[values.dtype].format(mask=mask), LLVM_TYPES[values.dtype],
+                                 ["=" + constraint], [x], [constraint])
                     x = context.call_internal_no_propagate(builder, compiled.fndesc, scalar, [x, other])[1]
                 results.append(x)
             return pack(builder, results)
 
-        scalar = numba_signature(float32, float32, float32)
+        scalar = numba_signature(*[values.dtype] * 3)
         return numba_signature(values, values), codegen
 
     return with_arity(across, ("pair",))
 
 
 @lru_cache(maxsize=None)
-def make_filled(columns, value):
+def make_filled(columns, value, real=float32):
     """Build ``filled()``: a fragment whose elements are all `value`; None leaves them undefined."""
     def filled(typing_context):
         def codegen(context, builder, signature, args):
-            element = ir.Constant(ir.FloatType(), ir.Undefined if value is None else value)
+            element = ir.Constant(LLVM_TYPES[real], ir.Undefined if value is None else value)
             return pack(builder, [element] * (columns // 2))
 
-        return numba_signature(registers(float32, columns // 2)), codegen
+        return numba_signature(registers(real, columns // 2)), codegen
 
     return with_arity(filled, ())
 
@@ -194,7 +220,7 @@ def make_rows_down(parts):
     """
     def rows_down(typing_context, x):
         def codegen(context, builder, signature, args):
-            add = ir.IRBuilder.fadd if x == float32 else ir.IRBuilder.add
+            add = ir.IRBuilder.fadd if x in REALS else ir.IRBuilder.add
             return pack(builder, [args[0], *(add(builder, args[0], ir.Constant(args[0].type, 8 * row))
                                              for row in range(1, 2 * parts))])
 
@@ -348,11 +374,11 @@ def _store_transposed(typing_context, packed, address):
 store_transposed = with_arity(_store_transposed, ("packed", "address"))
 
 
-def _sums_at(builder, address, thread, count, threads, by_four):
+def _sums_at(builder, address, thread, count, threads, by_four, real):
     """Where a thread's elements are, as `SumParts` says: the first one's address, and (element, bytes, count, PTX)."""
-    step, width = (4, ".v4") if by_four else (1, "")
-    at = builder.add(address, builder.zext(builder.mul(thread, thread.type(4 * step)), address.type))
-    return at, [(first, first * threads * 4, step, width) for first in range(0, count, step)]
+    step, width, item = (4, ".v4.f32", 4) if by_four else (1, f".f{real.bitwidth}", real.bitwidth // 8)
+    at = builder.add(address, builder.zext(builder.mul(thread, thread.type(item * step)), address.type))
+    return at, [(first, first * threads * item, step, width) for first in range(0, count, step)]
 
 
 @lru_cache(maxsize=None)
@@ -364,11 +390,11 @@ def make_add_fragment(threads, by_four):
     def add_fragment(typing_context, fragment, address, thread):
         def codegen(context, builder, signature, args):
             values = unpack(builder, args[0], fragment.count)
-            at, places = _sums_at(builder, *args[1:], fragment.count, threads, by_four)
+            at, places = _sums_at(builder, *args[1:], fragment.count, threads, by_four, fragment.dtype)
             for first, place, step, width in places:
                 names = "{$1, $2, $3, $4}" if by_four else "$1"
-                emit(builder, f"red.global.add{width}.f32 [$0 + {place}], {names};", ir.VoidType(), [],
-                     [at, *values[first:first + step]], ["l"] + ["f"] * step)
+                emit(builder, f"red.global.add{width} [$0 + {place}], {names};", ir.VoidType(), [],
+                     [at, *values[first:first + step]], ["l"] + [CONSTRAINTS[fragment.dtype]] * step)
             return context.get_dummy_value()
 
         return numba_signature(types.void, fragment, uint64, int32), codegen
@@ -377,21 +403,21 @@ def make_add_fragment(threads, by_four):
 
 
 @lru_cache(maxsize=None)
-def make_load_sums(columns, threads, by_four):
+def make_load_sums(columns, threads, by_four, real=float32):
     """Build ``load_sums(address, thread)``: the fragment that `make_add_fragment` has added up there."""
     def load_sums(typing_context, address, thread):
         def codegen(context, builder, signature, args):
             values = []
-            at, places = _sums_at(builder, *args, columns // 2, threads, by_four)
+            at, places = _sums_at(builder, *args, columns // 2, threads, by_four, real)
             for _, place, step, width in places:
                 names = "{$0, $1, $2, $3}" if by_four else "$0"
-                loaded = emit(builder, f"ld.global{width}.f32 {names}, [${step} + {place}];",
-                              ir.LiteralStructType([ir.FloatType()] * step) if by_four else ir.FloatType(),
-                              ["=f"] * step, [at], ["l"])
+                loaded = emit(builder, f"ld.global{width} {names}, [${step} + {place}];",
+                              ir.LiteralStructType([LLVM_TYPES[real]] * step) if by_four else LLVM_TYPES[real],
+                              ["=" + CONSTRAINTS[real]] * step, [at], ["l"])
                 values += unpack(builder, loaded, step) if by_four else [loaded]
             return pack(builder, values)
 
-        return numba_signature(registers(float32, columns // 2), uint64, int32), codegen
+        return numba_signature(registers(real, columns // 2), uint64, int32), codegen
 
     return with_arity(load_sums, ("address", "thread"))
 
@@ -417,35 +443,54 @@ def make_store_packed(parts):
     return with_arity(store_packed, ("packed", "address"))
 
 
-WARP_WORDS = 512        # bytes of four words of each lane
+WARP_WORDS = 512        # 16 bytes of each lane
 
 
-def _store_words(typing_context, fragment, address):
-    """Leave a warp's fragment in shared memory for `make_load_words`; `address`: 16 bytes for each lane before."""
-    def codegen(context, builder, signature, args):
-        words = unpack(builder, args[0], fragment.count)
-        for first in range(0, fragment.count, 4):
-            emit(builder, f"st.shared.v4.b32 [$0 + {first // 4 * WARP_WORDS}], {{$1, $2, $3, $4}};", ir.VoidType(), [],
-                 [args[1], *words[first:first + 4]], ["r"] + [CONSTRAINTS[fragment.dtype]] * 4)
-        return context.get_dummy_value()
-
-    return numba_signature(types.void, fragment, uint32), codegen
+def _words_at(count, dtype, run, step):
+    """Where a warp's fragment lies: (element, bytes, elements, their PTX), for 16 bytes of a lane at a time."""
+    at_once, width = (2, ".v2.b64") if dtype == float64 else (4, ".v4.b32")
+    for first in range(0, count, at_once):
+        runs, within = divmod(first // at_once * WARP_WORDS, run or 1 << 30)
+        yield first, runs * step + within, at_once, width
 
 
-store_words = with_arity(_store_words, ("fragment", "address"))
+def _operands(first, count):
+    return "{" + ", ".join(f"${first + n}" for n in range(count)) + "}"
 
 
 @lru_cache(maxsize=None)
-def make_load_words(count, dtype=uint32):
+def make_store_words(run=0, step=0):
+    """Build ``store_words(fragment, address)``: leave a warp's fragment in shared memory for `make_load_words`.
+
+    `address`: 16 bytes for each lane before. `run`: bytes after which it goes on `step` bytes from where they began.
+    """
+    def store_words(typing_context, fragment, address):
+        def codegen(context, builder, signature, args):
+            words = unpack(builder, args[0], fragment.count)
+            for first, place, at_once, width in _words_at(fragment.count, fragment.dtype, run, step):
+                emit(builder, f"st.shared{width} [$0 + {place}], {_operands(1, at_once)};", ir.VoidType(), [],
+                     [args[1], *words[first:first + at_once]], ["r"] + [CONSTRAINTS[fragment.dtype]] * at_once)
+            return context.get_dummy_value()
+
+        return numba_signature(types.void, fragment, uint32), codegen
+
+    return with_arity(store_words, ("fragment", "address"))
+
+
+store_words = make_store_words()
+
+
+@lru_cache(maxsize=None)
+def make_load_words(count, dtype=uint32, run=0, step=0):
     """Build ``load_words(address)``: the fragment, of so many elements, that another warp has left by `store_words`."""
     def load_words(typing_context, address):
         def codegen(context, builder, signature, args):
             words = []
-            for first in range(0, count, 4):
-                text = f"ld.shared.v4.b32 {{$0, $1, $2, $3}}, [$4 + {first // 4 * WARP_WORDS}];"
-                out = emit(builder, text, ir.LiteralStructType([LLVM_TYPES[dtype]] * 4), ["=" + CONSTRAINTS[dtype]] * 4,
-                           args, ["r"])
-                words += unpack(builder, out, 4)
+            for _, place, at_once, width in _words_at(count, dtype, run, step):
+                text = f"ld.shared{width} {_operands(0, at_once)}, [${at_once} + {place}];"
+                out = emit(builder, text, ir.LiteralStructType([LLVM_TYPES[dtype]] * at_once),
+                           ["=" + CONSTRAINTS[dtype]] * at_once, args, ["r"])
+                words += unpack(builder, out, at_once)
             return pack(builder, words)
 
         return numba_signature(registers(dtype, count), uint32), codegen

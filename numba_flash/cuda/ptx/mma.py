@@ -1,7 +1,7 @@
 """Whole matrix products of a warp: ``mma.sync``, and the loads of its operands from shared memory.
 
-One instruction multiplies 16 x 16 by 16 x 8 numbers of 16 bits (``m16n8k16``), or 16 x 8 by 8 x 8 of float32, of which
-it takes the 11 leading bits, a TF32 number (``m16n8k8``). A product is as many of them as it takes, in one block of
+One instruction multiplies 16 x 16 by 16 x 8 numbers of 16 bits (``m16n8k16``), or 16 x 8 by 8 x 8 of float64 or of
+float32, of which it takes the 11 leading bits, a TF32 number (``m16n8k8``). A product is as many of them as it takes, in one block of
 PTX, with the loads of its operands between them; the assembler moves the loads ahead of what waits for them.
 
 An accumulator is a fragment (see `fragments`) of one part, 16 rows, or of two: what is loaded of B then serves twice.
@@ -36,6 +36,11 @@ hi = x (1 + 2^-11.5), of which the tensor core cuts the end off, adds between 0.
 cut to. It lets infinity and NaN be.
 
 Infinity: hi is infinity and lo = inf - inf NaN, so three products answer NaN.
+
+**float64** is multiplied as it is, and every sum is rounded to the nearest, so nothing is taken apart. Elements lie
+where those of TF32 do, and columns 2c and 2c + 1 are called c and c + 4 here, too, in both operands: where the depth
+runs along the rows a lane loads the two by one instruction. The instruction is ``m16n8k8`` from compute capability 9.0
+on; before, there is ``m8n8k4``, which multiplies a quarter of it: 8 of the 16 rows, and half of the depth.
 """
 
 from functools import lru_cache
@@ -43,13 +48,12 @@ from functools import lru_cache
 from llvmlite import ir
 from numba.cuda.typing import signature as numba_signature
 
-from ...problem import FLOAT16, FLOAT32
-from .assembly import emit, float32, pack, registers, uint32, unpack, with_arity
+from ...problem import FLOAT16, FLOAT32, FLOAT64
+from .assembly import CONSTRAINTS, LLVM_TYPES, emit, float32, float64, pack, registers, uint32, unpack, with_arity
 from .copies import BOX_ROW
 
-STEP = 16                       # rows of A's and columns of B's `ldmatrix`
-STEP_BYTES = 32                 # of a row: the depth of one instruction
-BOX_STEPS = 4                   # in a row of a box
+STEP = 16                       # rows of A, and columns of B, that are loaded at once
+BOX_STEPS = 4                   # of 32 bytes, in a row of a box
 HALF_UNIT, LEADING_BITS = 1 << 12, -1 << 13             # of a TF32 number that lies in a float32
 ROUND_TF32 = "0f3F800B50"                               # 1 + 2^-11.5
 
@@ -77,14 +81,22 @@ def _lane_address(builder, address, downwards):
     return builder.xor(builder.add(address, builder.mul(row, lane.type(BOX_ROW))), builder.shl(unit, lane.type(4)))
 
 
-def _number_address(builder, address):
-    """Address of the first number that this lane loads where the depth of float32 runs down the rows: row 2c."""
+def _number_address(builder, address, item):
+    """Address of the first number that this lane loads where the depth runs down the rows: row 2c."""
     lane = _lane(builder)
     row, unit, within = builder.shl(_bits(builder, lane, 0, 3), lane.type(1)), *(
-        _bits(builder, lane, *bits) for bits in ((4, 1), (2, 3)))
+        _bits(builder, lane, *bits) for bits in (((4, 1), (2, 3)) if item == 4 else ((3, 3), (2, 1))))
     address = builder.add(address, builder.mul(row, lane.type(BOX_ROW)))
-    address = builder.add(address, builder.shl(within, lane.type(2)))
+    address = builder.add(address, builder.shl(within, lane.type(item.bit_length() - 1)))
     return builder.xor(address, builder.shl(builder.xor(unit, row), lane.type(4)))
+
+
+def _pair_address(builder, address):
+    """Address of the first two float64 numbers that this lane loads where the depth runs along the rows."""
+    lane = _lane(builder)
+    c, row, odd = (_bits(builder, lane, *bits) for bits in ((0, 3), (2, 7), (2, 1)))
+    unit = builder.xor(builder.xor(c, row), builder.shl(odd, lane.type(2)))
+    return builder.xor(builder.add(address, builder.mul(row, lane.type(BOX_ROW))), builder.shl(unit, lane.type(4)))
 
 
 def _place(operand, outer, k):
@@ -101,21 +113,30 @@ def _load(names, address, operand, outer, k):
     return [f"ldmatrix.sync.aligned.m8n8.x4{trans}.shared.b16 {_list(names)}, [{address}{within} + {offset}];"]
 
 
-def _load_numbers(names, address, operand, outer, k, of_a):
-    """The same from 8 rows of 16 float32, one by one: rows 2c and 2c + 1, two columns eight apart."""
-    lines = []
+def _load_numbers(names, address, operand, outer, k, of_a, item):
+    """The same from 8 rows of 16 longer numbers, one by one: rows 2c and 2c + 1, two columns eight apart."""
+    lines, eights = [], BOX_ROW // (8 * item)
     for n, name in enumerate(names):
         odd, half = (n // 2, n % 2) if of_a else (n % 2, n // 2)
-        box, within = divmod(2 * outer + half, BOX_STEPS)
+        box, within = divmod(2 * outer + half, eights)
         offset = (8 * k + odd + box * operand.rows) * BOX_ROW
-        lines.append(f"ld.shared.b32 {name}, [{address}{within + BOX_STEPS * odd} + {offset}];")
+        lines.append(f"ld.shared.b{8 * item} {name}, [{address}{within + eights * odd} + {offset}];")
     return lines
 
 
-def _addresses(name, address, by_numbers):
-    """This lane's address for each step of a box's columns; by numbers, then for each in an odd row."""
-    return [f"xor.b32 {name}{n}, {address}, {32 * (n % BOX_STEPS) + 16 * (n // BOX_STEPS)};"
-            for n in range(BOX_STEPS * (2 if by_numbers else 1))]
+def _load_pairs(names, address, operand, outer, k, of_a):
+    """The same from 16 rows of 8 float64, by twos: columns 2c and 2c + 1 of two rows eight apart."""
+    box, within = divmod(k, BOX_ROW // 64)
+    return [f"ld.shared.v2.b64 {_list(names[half::2] if of_a else names[2 * half:2 * half + 2])}, "
+            f"[{address}{within} + {(STEP * outer + 8 * half + box * operand.rows) * BOX_ROW}];" for half in range(2)]
+
+
+def _addresses(name, address, step_bytes, odd=None):
+    """This lane's address for each step of a box's columns; then for each in an odd row, whose units lie at ``^ odd``.
+    """
+    steps = BOX_ROW // step_bytes
+    return [f"xor.b32 {name}{n}, {address}, {n % steps * step_bytes ^ n // steps * 16 * (odd or 0)};"
+            for n in range(steps * (1 if odd is None else 2))]
 
 
 def _list(names):
@@ -132,7 +153,7 @@ ZEROS = ["zero"] * 4
 class _Of16Bits:
     """What a step of a product is for 16-bit numbers: one instruction."""
 
-    declared, wall, pieces = "", "", 1
+    declared, wall, pieces, depth = "", "", 1, 16
 
     def __init__(self, dtype):
         element = "f16" if dtype == FLOAT16 else "bf16"
@@ -150,7 +171,7 @@ class _Of16Bits:
 class _OfTf32:
     """For float32 at TF32's precision: one instruction, and rounding before."""
 
-    declared, wall, pieces = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1
+    declared, wall, pieces, depth = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1, 8
 
     def prepare(self, side, names):
         hi = [f"{side}_hi{n}" for n in range(len(names))]
@@ -170,7 +191,7 @@ class _OfFloat32:
     # products come by turns of so many pieces, behind a wall each, and what a turn multiplies is loaded in the turn
     # before. (All threads share that number, so the assembler knows that no warp goes apart there. For compute
     # capability 8.x it finds a way past some walls, and some registers spill.)
-    wall, pieces = "setp.eq.u32 never, grid_y, {n}; @never trap;", 8
+    wall, pieces, depth = "setp.eq.u32 never, grid_y, {n}; @never trap;", 8, 8
 
     def prepare(self, side, names):
         hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
@@ -190,6 +211,34 @@ class _OfFloat32:
         return lines
 
 
+class _OfFloat64:
+    """For float64: one instruction, or its quarters. Those of a piece's rows wait for one another, so they take turns.
+    """
+
+    declared, wall, pieces, depth = "", "", 1, 8
+
+    def __init__(self, quarters):
+        self.quarters = quarters
+
+    def prepare(self, side, names):
+        return [], names
+
+    def multiply(self, pieces, begins):
+        types = "f64.f64.f64.f64"
+        if not self.quarters:
+            return [_mma("m16n8k8", types, acc, a, b, ZEROS if begins else acc) for acc, a, b in pieces]
+        return [_mma("m8n8k4", types, acc[2 * lower:2 * lower + 2], [a[2 * k + lower]], [b[k]],
+                     ZEROS[:2] if begins and k == 0 else acc[2 * lower:2 * lower + 2])
+                for k in range(2) for acc, a, b in pieces for lower in range(2)]
+
+
+def _kind(factors):
+    if factors in ("tf32", "float64 by quarters"):
+        return _OfTf32() if factors == "tf32" else _OfFloat64(quarters=True)
+    return (_OfFloat32() if factors == FLOAT32 else _OfFloat64(quarters=False) if factors == FLOAT64
+            else _Of16Bits(factors))
+
+
 @lru_cache(maxsize=None)
 def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accumulate):
     """Build ``product(acc, a, b)``, ``acc + A B``; without `accumulate` ``product(a, b)``, ``A B``.
@@ -203,8 +252,8 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         Of the accumulator, and of A.
     columns, depth : int
         Multiples of 16.
-    factors : numpy.dtype or "tf32"
-        What is multiplied; "tf32" is float32 at TF32's precision.
+    factors : numpy.dtype, "tf32" or "float64 by quarters"
+        What is multiplied; "tf32" is float32 at TF32's precision, "by quarters" is by ``m8n8k4``.
     a_operand, b_operand : Operand
         How A and B lie in shared memory: their addresses are passed. If `a_operand` is None, A is a packed fragment.
     accumulate : bool
@@ -214,19 +263,34 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
     An operand may be a part of the tile that lies there: the address is then that of its first element. Its columns
     must not go on in another box if they begin within one.
     """
-    is_32_bit = factors == "tf32" or factors == FLOAT32
-    kind = _OfTf32() if factors == "tf32" else _OfFloat32() if is_32_bit else _Of16Bits(factors)
-    count, step = parts * columns // 2, STEP_BYTES // (4 if is_32_bit else 2)
+    kind = _kind(factors)
+    in_pairs, is_float64 = isinstance(kind, _Of16Bits), isinstance(kind, _OfFloat64)
+    item = 2 if in_pairs else 8 if is_float64 else 4        # bytes
+    real, word = (float64, float64) if is_float64 else (float32, uint32)        # of accumulators, and of packed A
+    count, step = parts * columns // 2, kind.depth
     a_words = depth // step * 4         # registers of a part of A
     a_count = 1 if a_operand else parts * a_words
-    order = (0, 2, 1, 3) if is_32_bit else (0, 1, 2, 3)     # of A's registers in an accumulator: columns 2c, 2c + 1
+    order = (0, 1, 2, 3) if in_pairs else (0, 2, 1, 3)      # of A's registers in an accumulator: columns 2c, 2c + 1
 
     def by_numbers(operand):
-        return is_32_bit and operand is not None and operand.depth_down
+        return not in_pairs and operand is not None and operand.depth_down
 
     def load(names, address, operand, outer, k, of_a):
-        return (_load_numbers(names, address, operand, outer, k, of_a) if by_numbers(operand)
+        if by_numbers(operand):
+            return _load_numbers(names, address, operand, outer, k, of_a, item)
+        return (_load_pairs(names, address, operand, outer, k, of_a) if is_float64
                 else _load(names, address, operand, outer, k))
+
+    def addresses(name, address, operand):
+        if by_numbers(operand):
+            return _addresses(name, address, 8 * item, odd=5 if is_float64 else 1)
+        return _addresses(name, address, step * item)
+
+    def lane_address(builder, address, operand, of_a):
+        if by_numbers(operand):
+            return _number_address(builder, address, item)
+        return (_pair_address(builder, address) if is_float64
+                else _lane_address(builder, address, downwards=operand.depth_down != of_a))
 
     # what is multiplied at a time: a step of the depth, and some columns of it
     turn = max(1, kind.pieces // (2 * parts))
@@ -255,10 +319,11 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         first = count * (2 if accumulate else 1)
         b_address = f"${first + a_count}"
         # at_a, at_b: this lane's address for each step within a box
-        lines = [f"{{ .reg .b32 a<16>, b<{8 * turn}>, at_a<8>, at_b<8>; .reg .f32 zero; mov.f32 zero, 0f00000000;",
-                 kind.declared, *_addresses("at_b", b_address, by_numbers(b_operand))]
+        lines = [f"{{ .reg .b{word.bitwidth} a<16>, b<{8 * turn}>; .reg .b32 at_a<8>, at_b<8>;",
+                 f".reg .f{real.bitwidth} zero; mov.f{real.bitwidth} zero, {'0d' + 16 * '0' if is_float64 else '0f' + 8 * '0'};",
+                 kind.declared, *addresses("at_b", b_address, b_operand)]
         if a_operand:
-            lines += _addresses("at_a", f"${first}", by_numbers(a_operand))
+            lines += addresses("at_a", f"${first}", a_operand)
         ahead = 1 if kind.wall else 0       # how many turns loads are ahead of products
         for number in range(-ahead, len(turns)):
             if kind.wall and number >= 0:
@@ -285,21 +350,15 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         return " ".join(lines) + " }"
 
     def generate(builder, acc, a, b):
-        b = (_number_address(builder, b) if by_numbers(b_operand)
-             else _lane_address(builder, b, downwards=b_operand.depth_down))
-        if by_numbers(a_operand):
-            a = [_number_address(builder, a)]
-        elif a_operand:
-            a = [_lane_address(builder, a, downwards=not a_operand.depth_down)]
-        else:
-            a = unpack(builder, a, a_count)
+        b = lane_address(builder, b, b_operand, of_a=False)
+        a = [lane_address(builder, a, a_operand, of_a=True)] if a_operand else unpack(builder, a, a_count)
         # "&": results are written before all arguments have been read
-        out = emit(builder, text(), ir.LiteralStructType([ir.FloatType()] * count), ["=&f"] * count, [*acc, *a, b],
-                   [*map(str, range(len(acc))), *["r"] * (len(a) + 1)])
+        out = emit(builder, text(), ir.LiteralStructType([LLVM_TYPES[real]] * count), ["=&" + CONSTRAINTS[real]] * count,
+                   [*acc, *a, b], [*map(str, range(len(acc))), *["r" if a_operand else CONSTRAINTS[word]] * len(a), "r"])
         return pack(builder, unpack(builder, out, count))
 
-    fragment = registers(float32, count)
-    a_type = uint32 if a_operand else registers(uint32, a_count)
+    fragment = registers(real, count)
+    a_type = uint32 if a_operand else registers(word, a_count)
 
     def product(typing_context, acc, a, b):
         def codegen(context, builder, signature, args):

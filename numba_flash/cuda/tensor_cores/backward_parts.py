@@ -4,25 +4,25 @@ from functools import lru_cache
 from math import inf
 
 from ..compile import cuda, device
-from ..ptx.assembly import float32, int32, uint64
-from ..ptx.copies import element_address, load_global_words
-from ..ptx.formats import make_pack, make_store_rows, make_unpack
-from ..ptx.fragments import elementwise, first_row, make_fold_rows, make_load_sums
-from ..signatures import array_type, none, real_array
+from ..ptx.assembly import int32, uint64
+from ..ptx.copies import element_address
+from ..ptx.formats import make_load_piece, make_pack, make_store_rows, make_unpack
+from ..ptx.fragments import elementwise, first_row, make_load_sums, sum_of_elements
+from ..signatures import array_type, none, real_array, real_type
 from .schedule import divide
-from .softmax import plus, scaled
+from .softmax import scaled
 from .spec import LOG2_E, WARPGROUP
 
 PIECE_BYTES = 16        # what a thread takes at once
 ALL_LANES = 0xffffffff
 
-fold_sum, first_row = make_fold_rows(plus), device(first_row)
+first_row = device(first_row)
 
 
 @elementwise
 def product_unless_zero(x, y):
     """x y, or 0 if x is: o is 0 in a row without visible keys, which has no delta even if do holds NaN."""
-    return x * y if x != float32(0) else float32(0)
+    return x * y if x != type(x)(0) else type(x)(0)
 
 
 @lru_cache(maxsize=None)
@@ -33,7 +33,7 @@ def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
     tile]`` holds `block_m` lse and as many delta: what the backward kernel copies at once. Past the last query, and
     where a query sees nothing, lse is +inf: exp(s - inf) is 0 there, not NaN.
     """
-    unpack, item = make_unpack(dtype), dtype.itemsize
+    unpack, load_piece, item, real = make_unpack(dtype), make_load_piece(dtype), dtype.itemsize, real_type(dtype)
 
     def query_numbers_kernel(do, o, lse, dlse, numbers):
         n_q, heads, tiles = int32(o.shape[2]), int32(o.shape[1]), int32(numbers.shape[2])
@@ -42,13 +42,12 @@ def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
         if bh >= o.shape[0] * heads:        # all of a warp or none: its rows are of one tile
             return
         b, h = divide(bh, heads)
-        delta = float32(0)
+        delta = real(0)
         place, stop = int32(lane * PIECE_BYTES), int32(o.shape[3] * item) if row < n_q else int32(0)
         while place < stop:
-            x = unpack(load_global_words(element_address(o, b, h, row) + uint64(place)))
-            y = unpack(load_global_words(element_address(do, b, h, row) + uint64(place)))
-            sums = fold_sum(product_unless_zero(x, y), (float32(0), float32(0)))
-            delta += sums[0] + sums[1]
+            x = unpack(load_piece(element_address(o, b, h, row) + uint64(place)))
+            y = unpack(load_piece(element_address(do, b, h, row) + uint64(place)))
+            delta += sum_of_elements(product_unless_zero(x, y))
             place += int32(lanes * PIECE_BYTES)
         distance = int32(lanes // 2)
         while distance > 0:
@@ -56,10 +55,10 @@ def make_query_numbers(threads, lanes, block_m, dtype, has_dlse):
             distance //= int32(2)
         if lane == 0:
             tile, place = divide(row, block_m)
-            its_lse = lse[b, h, row] if row < n_q else float32(-inf)
+            its_lse = lse[b, h, row] if row < n_q else real(-inf)
             if has_dlse and row < n_q:
                 delta -= dlse[b, h, row]
-            numbers[b, h, tile, place] = its_lse * float32(LOG2_E) if its_lse != float32(-inf) else float32(inf)
+            numbers[b, h, tile, place] = its_lse * real(LOG2_E) if its_lse != real(-inf) else real(inf)
             numbers[b, h, tile, block_m + place] = delta
 
     signature = ((array_type(dtype, 4),) * 2
@@ -74,7 +73,8 @@ def make_round(parts, dtype):
     Grid: one block of 128 threads for as many parts as it has groups. Each group holds its part as who added to it.
     """
     threads, rows, columns, across = parts.threads, parts.rows, parts.columns, parts.across
-    load_sums, pack = make_load_sums(columns, threads, parts.by_four), make_pack(dtype)
+    real = real_type(dtype)
+    load_sums, pack = make_load_sums(columns, threads, parts.by_four, real), make_pack(dtype)
     store_rows, item = make_store_rows(dtype), dtype.itemsize
 
     def round_kernel(sums, array, scale):
@@ -89,4 +89,4 @@ def make_round(parts, dtype):
         store_rows(pack(scaled(x, scale)), element_address(array, b, h, row) + uint64(column * item), array.strides[2],
                    int32(array.shape[2] - row), int32(array.shape[3] - column))
 
-    return round_kernel, (real_array(dtype, 4), array_type(dtype, 4), float32)
+    return round_kernel, (real_array(dtype, 4), array_type(dtype, 4), real)

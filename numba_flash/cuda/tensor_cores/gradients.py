@@ -6,8 +6,9 @@ from math import inf
 from ...scores import make_score
 from ..compile import device
 from ..ptx.arithmetic import exp2, fma, quotient
-from ..ptx.assembly import float32, int32
+from ..ptx.assembly import int32
 from ..ptx.fragments import elementwise, first_column, first_row, make_rows_down, rowwise
+from ..signatures import real_type
 from .softmax import hide, squash, visible
 from .steps import less
 
@@ -53,13 +54,13 @@ def make_transposed_score_tile(spec, block_m, parts, thread):
     -----
     Queries past the last one need no mask: with +inf for their lse, P is 0.
     """
-    softcap, alibi, hook = spec.softcap, spec.alibi, spec.hook
+    softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
     score = device(make_score(softcap, alibi, False, squash)[0])
     down = make_rows_down(parts)
 
     @elementwise
     def score_of(s, column, distance, slope, scale, cap):
-        return score(scale * s, cap, slope, abs(distance - column), float32(0))
+        return score(scale * s, cap, slope, abs(distance - column), real(0))
 
     @device
     def score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop):
@@ -67,8 +68,8 @@ def make_transposed_score_tile(spec, block_m, parts, thread):
         n_k, offset, left, right = band
         if hook:
             number = thread()
-            its_first = float32(int32(j + first_row(number) - offset - i - first_column(number)))
-            s = score_of(s, float32(0), down(its_first), slope, scale, cap)
+            its_first = real(int32(j + first_row(number) - offset - i - first_column(number)))
+            s = score_of(s, real(0), down(its_first), slope, scale, cap)
         if i < all_first or i + block_m > all_stop:
             number = thread()
             key = down(int32(j + first_row(number)))
@@ -87,6 +88,7 @@ def make_damped(alibi):
         if alibi:
             s += slope * abs(distance - column)
         t = quotient(s, cap)
-        return x * ((float32(1) - t) * (float32(1) + t)) if s != float32(-inf) else float32(0)
+        one = type(x)(1)
+        return x * ((one - t) * (one + t)) if s != type(x)(-inf) else type(x)(0)
 
     return damped

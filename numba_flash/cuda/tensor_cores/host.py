@@ -2,8 +2,6 @@
 
 from functools import lru_cache
 
-import numpy as np
-
 from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
 from ..host import run_dsinks
 from ..launch import launcher
@@ -82,7 +80,7 @@ def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
     import cupy
     do, o, b, h = for_copies(do), for_copies(o), problem.batch, problem.heads
     tiles, lanes = -(-problem.n_q // block_m), lanes_of_query(problem.d_v, problem.dtype.itemsize)
-    query_numbers = cupy.empty((b, h, tiles, 2 * block_m), np.float32)
+    query_numbers = cupy.empty((b, h, tiles, 2 * block_m), problem.accumulator)
     launch = launcher("tensor_cores.backward_parts:make_query_numbers",
                       (THREADS, lanes, block_m, problem.dtype, dlse is not None), (THREADS, 1), 0)
     launch(-(-query_numbers.size // 2 * lanes // THREADS), (do, o, lse, dlse, query_numbers))
@@ -96,10 +94,10 @@ def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
     return *without_unseen_keys(problem, operands), query_numbers, do, dk, dv
 
 
-def zero_sums(gradient, parts):
-    """A gradient in float32, as `SumParts` lie."""
+def zero_sums(gradient, parts, accumulator=np.float32):
+    """A gradient while it is added up, as `SumParts` lie."""
     import cupy
-    return cupy.zeros((*gradient.shape[:2], *parts.shape(gradient.shape[2])), np.float32)
+    return cupy.zeros((*gradient.shape[:2], *parts.shape(gradient.shape[2])), accumulator)
 
 
 def round_sums(parts, sums, gradient, scale=1.0):

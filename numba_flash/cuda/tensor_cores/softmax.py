@@ -8,16 +8,16 @@ from math import inf
 
 from ..compile import device
 from ..ptx.arithmetic import exp2, fma, log2, low_bits, maximum, quotient, reciprocal
-from ..ptx.assembly import float32, int32
+from ..ptx.assembly import int32
 from ..ptx.fragments import elementwise, make_across_quad, make_fold_rows, rowwise
 from .spec import LOG2_E
 
 
 @device
 def squash(s, cap):
-    """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 of cap, as scores need it."""
-    e = exp2(s * quotient(float32(2 * LOG2_E), cap))
-    return fma(float32(-2) * cap, reciprocal(float32(1) + e), cap)
+    """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 (2e-16) of cap, as scores need it."""
+    e = exp2(s * quotient(type(cap)(2 * LOG2_E), cap))
+    return fma(type(cap)(-2) * cap, reciprocal(type(cap)(1) + e), cap)
 
 
 @device
@@ -40,7 +40,7 @@ def hide(s, column, bits):
     A thread's columns are 0, 1, 8, 9, 16, ... from its first: up to 128 columns of a tile are 32 bits. To look at a bit
     is shorter than two comparisons.
     """
-    return s if bits & (int32(1) << int32(column // 8 * 2 + column % 8)) else float32(-inf)
+    return s if bits & (int32(1) << int32(column // 8 * 2 + column % 8)) else type(s)(-inf)
 
 
 @elementwise
@@ -58,13 +58,13 @@ def scaled(x, alpha):
 @elementwise
 def normalised(x, weight):
     """x times the row's weight; a row without keys is 0, whatever hidden values have left in it."""
-    return x * weight if weight != float32(0) else float32(0)
+    return x * weight if weight != type(x)(0) else type(x)(0)
 
 
 @rowwise
 def finite(m):
     """m, or 0 where no key has been seen: -inf - -inf would be NaN."""
-    return m if m != float32(-inf) else float32(0)
+    return m if m != type(m)(-inf) else type(m)(0)
 
 
 @rowwise
@@ -94,13 +94,13 @@ def total(l, m, factor, base, sink):
 @rowwise
 def weight_of(m, factor, base, l):
     """What O is multiplied by in the end; 0 for a row without keys."""
-    return exp2(fma(m, factor, -base)) * reciprocal(l) if l != float32(0) else float32(0)
+    return exp2(fma(m, factor, -base)) * reciprocal(l) if l != type(l)(0) else type(l)(0)
 
 
 @rowwise
 def lse_of(l, base):
     """Natural log of the row's sum."""
-    return (base + log2(l)) * float32(1 / LOG2_E) if l != float32(0) else float32(-inf)
+    return (base + log2(l)) * type(l)(1 / LOG2_E) if l != type(l)(0) else type(l)(-inf)
 
 
 def plus(x, y):

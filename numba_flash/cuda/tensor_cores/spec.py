@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ...problem import FLOAT64
+
 WARP, WARPGROUP = 32, 128   # threads
 BOX_BYTES = 128         # of a row of a box with the 128-byte swizzle: boxes of a tile lie behind one another
 BOX, ITEM = 64, 2       # columns of a box, and bytes of an element, of 16-bit numbers
@@ -12,11 +14,20 @@ LOG2_E = math.log2(math.e)
 KEY_STEP = 16           # d is rounded up to the depth of one product's instruction
 VALUE_STEP = 16         # and d_v to the columns of a packed fragment
 SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
+WIDEST_IN_FLOAT64 = 128         # columns of O for which the threads of a warp have registers, with 16 rows
 
 
 def round_up(x, step):
     """The next multiple of `step`."""
     return -(-x // step) * step
+
+
+def sides_of(dtype, d, d_v):
+    """How many blocks share the columns of an output, in `mma`: 2 for wide ones in float64, else 1.
+
+    Each computes all of S, but half of O. That is slow, and simple: for nothing else need kernels know of it.
+    """
+    return 2 if dtype == FLOAT64 and max(d, d_v) > WIDEST_IN_FLOAT64 else 1
 
 
 @dataclass(frozen=True)
@@ -33,6 +44,8 @@ class Spec:
     softcap, alibi, sinks : bool
     tf32 : bool
         Whether products of float32 numbers take their leading 11 bits only.
+    quarters : bool
+        Whether products of float64 numbers are by quarters, as before compute capability 9.0: see `ptx.mma`.
     """
 
     dtype: np.dtype
@@ -43,6 +56,7 @@ class Spec:
     alibi: bool = False
     sinks: bool = False
     tf32: bool = False
+    quarters: bool = False
 
     @property
     def item(self):
@@ -67,23 +81,29 @@ class Spec:
     @property
     def factors(self):
         """What products multiply: see `ptx.mma`."""
-        return "tf32" if self.tf32 else self.dtype
+        return "tf32" if self.tf32 else "float64 by quarters" if self.quarters else self.dtype
+
+    @property
+    def sides(self):
+        """See `sides_of`."""
+        return sides_of(self.dtype, self.d, self.d_v)
 
     @classmethod
-    def of(cls, problem):
-        """The spec of a kernel for this problem.
+    def of(cls, problem, quarters=False):
+        """The spec of a kernel for this problem; `quarters`: if it is float64.
 
         A factor of the exponent must be a positive float32, or ``max(s) * factor`` is not the maximum: else, hook.
         """
-        softcap = problem.softcap is not None
+        softcap, is_float64 = problem.softcap is not None, problem.dtype == FLOAT64
         hook = softcap or problem.alibi or not SMALLEST_FACTOR < problem.scale < LARGEST_FACTOR
-        return cls(problem.dtype, round_up(problem.d, KEY_STEP), round_up(problem.d_v, VALUE_STEP), hook, softcap,
-                   problem.alibi, problem.sinks, problem.tf32)
+        sides = sides_of(problem.dtype, problem.d, problem.d_v)
+        return cls(problem.dtype, round_up(problem.d, sides * KEY_STEP), round_up(problem.d_v, sides * VALUE_STEP), hook,
+                   softcap, problem.alibi, problem.sinks, problem.tf32, is_float64 and quarters)
 
     @classmethod
-    def of_backward(cls, problem):
+    def of_backward(cls, problem, quarters=False):
         """The same for backward kernels, which need not know of sinks: they are in lse."""
-        return replace(cls.of(problem), sinks=False)
+        return replace(cls.of(problem, quarters), sinks=False)
 
 
 def _is_causal(problem):
@@ -122,7 +142,7 @@ def shares_of_group(problem, tiles, processors):
 
 @dataclass(frozen=True)
 class SumParts:
-    """How a gradient in float32 lies while blocks add to it: part by part, each as the threads of a group hold it.
+    """How a gradient lies while blocks add to it: part by part, each as the threads of a group hold it.
 
     So what a warp adds at once lies side by side. A tile of rows has its parts row by row.
 
@@ -136,7 +156,7 @@ class SumParts:
     across : int
         How many parts lie side by side.
     by_four : bool
-        Whether a thread adds four numbers at once, which GPUs can from compute capability 9.0 on.
+        Whether a thread adds four float32 numbers at once, which GPUs can from compute capability 9.0 on.
     """
 
     threads: int

@@ -8,10 +8,11 @@ from functools import lru_cache
 
 from ...scores import make_score
 from ..compile import device
-from ..ptx.assembly import float32, int32
+from ..ptx.assembly import int32, uint64
 from ..ptx.copies import element_address
 from ..ptx.formats import make_pack, make_store_rows
 from ..ptx.fragments import elementwise, first_column, first_row, make_part, make_rows_down, rowwise
+from ..signatures import real_type
 from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, probability,
                       product, squash, top, total, visible, weight_of)
 
@@ -52,18 +53,18 @@ def make_score_tile(spec, block_n, rows, parts, thread):
     thread : device function
         The thread's number in the group.
     """
-    softcap, alibi, hook = spec.softcap, spec.alibi, spec.hook
+    softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
     score = device(make_score(softcap, alibi, False, squash)[0])
     down = make_rows_down(parts)
 
     @elementwise
     def score_of(s, column, distance, slope, scale, cap):
-        return score(scale * s, cap, slope, abs(distance - column), float32(0))
+        return score(scale * s, cap, slope, abs(distance - column), real(0))
 
     @elementwise
     def score_far(s, column, bias, step, scale, cap):
         """The same where all keys are on one side of all queries: ALiBi's term is linear, one multiply-add."""
-        return score(scale * s, cap, float32(1), bias - step * column, float32(0))
+        return score(scale * s, cap, real(1), bias - step * column, real(0))
 
     @device
     def score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop):
@@ -71,13 +72,13 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         n_q, n_k, offset, left, right = band
         if hook:
             number = thread()
-            its_first = float32(int32(i + first_row(number) + offset - j - first_column(number)))
+            its_first = real(int32(i + first_row(number) + offset - j - first_column(number)))
             keys_before, keys_after = j + block_n - 1 <= i + offset, i + rows - 1 + offset <= j
             if alibi and not softcap and (keys_before or keys_after):
                 step = slope if keys_before else -slope
-                s = score_far(s, float32(0), scaled_row(down(its_first), step), step, scale, cap)
+                s = score_far(s, real(0), scaled_row(down(its_first), step), step, scale, cap)
             else:
-                s = score_of(s, float32(0), down(its_first), slope, scale, cap)
+                s = score_of(s, real(0), down(its_first), slope, scale, cap)
         if j < all_first or j + block_n > all_stop:
             number = thread()
             position = int32(i + first_row(number) + offset - j - first_column(number))
@@ -100,24 +101,24 @@ def online_softmax(s, m_old, l, factor):
 
 @lru_cache(maxsize=None)
 def make_store(dtype, parts, thread):
-    """Build ``store(o, m, l, factor, sink, o_array, lse, b, h, i)``, for groups as in `make_score_tile`."""
-    pack, store_rows = make_pack(dtype), make_store_rows(dtype)
+    """Build ``store(o, m, l, factor, sink, o_array, lse, b, h, i, column)``, for groups as in `make_score_tile`."""
+    pack, store_rows, item = make_pack(dtype), make_store_rows(dtype), dtype.itemsize
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
 
     @device
-    def store_part(packed, row_lse, o_array, lse, b, h, row, number):
+    def store_part(packed, row_lse, o_array, lse, b, h, row, column, number):
         n_q = lse.shape[2]
         if number & 3 == 0:
             if row < n_q:
                 lse[b, h, row] = row_lse[0]
             if row + 8 < n_q:
                 lse[b, h, row + 8] = row_lse[1]
-        store_rows(packed, element_address(o_array, b, h, row), o_array.strides[2], int32(n_q - row),
-                   int32(o_array.shape[3]))
+        store_rows(packed, element_address(o_array, b, h, row) + uint64(column * item), o_array.strides[2],
+                   int32(n_q - row), int32(o_array.shape[3] - column))
 
     @device
-    def store(o, m, l, factor, sink, o_array, lse, b, h, i):
-        """The epilogue: O / l and lse go out."""
+    def store(o, m, l, factor, sink, o_array, lse, b, h, i, column):
+        """The epilogue: O / l, whose first column is given, and lse go out."""
         number = thread()
         row = int32(i + first_row(number))
         l = across_sum(l)
@@ -125,8 +126,9 @@ def make_store(dtype, parts, thread):
         l = total(l, m, factor, base, sink)
         packed = pack(normalised(o, weight_of(m, factor, base, l)))
         row_lse = lse_of(l, base)
-        store_part(part_0(packed), part_0(row_lse), o_array, lse, b, h, row, number)
+        store_part(part_0(packed), part_0(row_lse), o_array, lse, b, h, row, column, number)
         if parts == 2:
-            store_part(part_1(packed), part_1(row_lse), o_array, lse, b, h, int32(row + PART), number)
+            store_part(part_1(packed), part_1(row_lse), o_array, lse, b, h, int32(row + PART), column,
+                       number)
 
     return store
