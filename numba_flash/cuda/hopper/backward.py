@@ -36,6 +36,7 @@ from ..tensor_cores.gradients import (less_delta, make_damped, make_transposed_s
 from ..tensor_cores.schedule import following, thread_of_warpgroup
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import WARPGROUP
+from ..tensor_cores.steps import make_slope
 from .backward_parts import CONSUMERS_OWN, make_parts, make_products, make_store_keys, signature_of
 from .config import ROWS, BackwardLayout
 
@@ -50,8 +51,8 @@ def make_backward(tile, spec, ordered):
     """Build the backward kernel.
 
     Grid: one block for each K/V tile of each key head and share of its query heads. Block: one producer warpgroup and
-    two consumers. Shared memory: `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: see
-    `make_parts`.
+    two consumers. Shared memory: `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries
+    or columns. `ordered`: see `make_parts`.
     """
     layout = BackwardLayout(tile, spec)
     block_m, block_n, stages, by_rows, ds_slots = (tile.block_m, tile.block_n, tile.stages, tile.dq_by_rows,
@@ -72,7 +73,7 @@ def make_backward(tile, spec, ordered):
     pack16 = make_pack16(spec.dtype)
     store_keys = make_store_keys(spec.dtype)
     score_tile = make_transposed_score_tile(spec, block_m, 1, thread_of_warpgroup)
-    damped = make_damped(alibi)
+    damped, its_slope = make_damped(alibi), make_slope(spec)
 
     @device
     def damp(dp, s, deltas, i, j, slope, cap, band):
@@ -114,7 +115,7 @@ def make_backward(tile, spec, ordered):
             stage, phase, i, h = int32(0), int32(0), int32(i_first), int32(h_first)
             last_i, last_h, slot, last_slot = i, h, int32(0), int32(0)
             add_phase, first = int32(1), True                                       # the first step adds nothing
-            slope = slopes[b, h] if alibi else float32(0)
+            slope = its_slope(slopes, b, h, scale)
 
             if i < i_stop:
                 wait_for(shared + k_full, 0)
@@ -172,7 +173,7 @@ def make_backward(tile, spec, ordered):
                     last_slot, slot = slot, int32(slot + 1) if slot < ds_slots - 1 else int32(0)
                     last_i, last_h, i, h, add_phase, first = i, h, next_i, next_h, int32(add_phase ^ 1), False
                     if alibi and more:
-                        slope = slopes[b, h]
+                        slope = its_slope(slopes, b, h, scale)
 
                 # dQ of the last step
                 s, dp = wait_all(s), wait_all(dp)

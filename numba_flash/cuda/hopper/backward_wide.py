@@ -26,6 +26,7 @@ from ..ptx.wgmma import make_wait
 from ..tensor_cores.gradients import make_damped, make_transposed_score_tile, probability, score_gradient
 from ..tensor_cores.schedule import following, thread_of_warpgroup
 from ..tensor_cores.spec import BOX, WARP, WARPGROUP
+from ..tensor_cores.steps import make_slope
 from .backward_parts import CONSUMERS_OWN, make_parts, make_products, make_store_keys, signature_of
 from .config import ROWS, BackwardLayout
 
@@ -40,8 +41,8 @@ def make_backward(tile, spec, ordered):
     """Build the backward kernel.
 
     Grid: one block for each K/V tile of each key head and share of its query heads. Block: one producer warpgroup and
-    two consumers. Shared memory: `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries or columns. `ordered`: see
-    `make_parts`.
+    two consumers. Shared memory: `BackwardLayout`. A consumer's thread owns two keys, and every fourth pair of queries
+    or columns. `ordered`: see `make_parts`.
     """
     layout = BackwardLayout(tile, spec)
     block_m, block_n, stages = tile.block_m, tile.block_n, tile.stages
@@ -61,7 +62,7 @@ def make_backward(tile, spec, ordered):
     pack16, load_p = make_pack16(spec.dtype), make_load_words(block_m // 2, float32)
     store_keys = make_store_keys(spec.dtype)
     score_tile = make_transposed_score_tile(spec, block_m, 1, thread_of_warpgroup)
-    damped = make_damped(alibi)
+    damped, its_slope = make_damped(alibi), make_slope(spec)
 
     @device
     def dq_of(shared, slot, consumer):
@@ -125,7 +126,7 @@ def make_backward(tile, spec, ordered):
                 s = multiply_kq(undefined_s(), shared + k_tile, shared + q_tiles)
                 while h < h_stop:
                     # P^T = exp(S^T - lse)
-                    slope = slopes[b, h] if alibi else float32(0)
+                    slope = its_slope(slopes, b, h, scale)
                     its_lse = shared + number_tiles + stage * number_bytes + 4 * first_column(thread_of_warpgroup())
                     s = wait_all(s)
                     s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)

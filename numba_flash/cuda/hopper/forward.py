@@ -50,7 +50,7 @@ from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thr
                                      tile_place)
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
-from ..tensor_cores.steps import make_score_tile, make_store, online_softmax
+from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
 from .config import NOTE, ROWS, Layout
 
 OWN = 1                     # the block's barriers from here on are the consumers' own
@@ -88,6 +88,7 @@ def make_forward(tile, spec):
     undefined_s, zero_o = make_filled(block_n, None), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
     score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
+    online_softmax, its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, 1, thread_of_warpgroup)
 
     # ---- the producer's warps ----------------------------------------------------------------------------------------
@@ -251,14 +252,14 @@ def make_forward(tile, spec):
                 j_stop = own_stop(i, ROWS, j, block_n, band)
                 all_first, all_stop = shared_keys(i, min(i + ROWS, n_q), band[2], band[3], band[4], band[1])
                 all_first, all_stop = int32(all_first), int32(all_stop)
-                slope = slopes[b, h] if alibi else float32(0)
+                slope = its_slope(slopes, b, h, scale)
                 o = zero_o()
                 m = float32(-inf), float32(-inf)
                 l = float32(0), float32(0)          # of this thread's columns only, until the epilogue
 
                 # mask, online softmax: m, P, l
-                s = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                p, m, l, alpha = online_softmax(s, m, l, factor)
+                s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
+                p, m, l, alpha = online_softmax(s, rest, m, l, factor)
                 p16 = pack16(p)
                 wait_for(shared + v_full + 8 * stage, phase)
 
@@ -276,8 +277,8 @@ def make_forward(tile, spec):
                     s = wait_all_but_one(s)
                     if leader:
                         mbarrier_arrive(shared + k_empty + 8 * next_stage)
-                    s = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                    p, m, l, alpha = online_softmax(s, m, l, factor)
+                    s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
+                    p, m, l, alpha = online_softmax(s, rest, m, l, factor)
                     wait_for(shared + v_full + 8 * next_stage, next_phase)      # here, as it keeps the next wait below
                     o = wait_all(o)
                     if leader:

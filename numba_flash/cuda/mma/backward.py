@@ -40,6 +40,7 @@ from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide, tile_and_head
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import WARP
+from ..tensor_cores.steps import make_slope
 from .config import PART, BackwardLayout
 
 PAIR = 1                    # the block's barriers from here on are the pairs'
@@ -89,7 +90,7 @@ def make_backward(tile, spec, adds_dq, by_four):
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
     down, add_fragment = make_rows_down(parts), make_add_fragment(WARP, by_four)
     score_tile = gradients.make_transposed_score_tile(spec, block_m, parts, lane_number)
-    damped = gradients.make_damped(alibi)
+    damped, its_slope = gradients.make_damped(alibi), make_slope(spec)
     probability, score_gradient = (columnwise(function, parts)
                                    for function in (gradients.probability, gradients.score_gradient))
 
@@ -206,12 +207,13 @@ def make_backward(tile, spec, adds_dq, by_four):
                 next_i, next_h = following(i, h, i_first, i_stop)
                 x = begin_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, place)
                 stage = place if stages == 2 else int32(0)
-                slope = slopes[b, h] if alibi else real(0)
+                slope = its_slope(slopes, b, h, scale)
 
                 # S^T = K Q^T, mask, P^T = exp(S^T - lse)
                 s = multiply_kq(shared + k_tile + own_keys, shared + q_tiles + stage * q_bytes)
                 s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
-                p = probability(s, factor, shared + row_tiles + place * row_bytes + number_bytes * first_column(lane_number()))
+                its_lse = shared + row_tiles + place * row_bytes + number_bytes * first_column(lane_number())
+                p = probability(s, factor, its_lse)
                 packed = pack(p)
                 if softcap:
                     lane = lane_number()

@@ -25,14 +25,14 @@ from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide, tile_place
-from ..tensor_cores.softmax import probability, scaled
+from ..tensor_cores.softmax import plus, probability, scaled
 from ..tensor_cores.spec import WARP
-from ..tensor_cores.steps import make_score_tile
+from ..tensor_cores.steps import make_score_tile, make_slope
 from .config import PART, DqLayout
 
 seen_keys, shared_keys = device(seen_keys), device(shared_keys)
 first_row, first_column = device(first_row), device(first_column)
-score_gradient = elementwise(gradients.score_gradient)
+score_gradient, plus_rest = elementwise(gradients.score_gradient), elementwise(plus)
 
 
 @lru_cache(maxsize=None)
@@ -40,11 +40,13 @@ def make_dq(tile, spec):
     """Build the kernel for dQ.
 
     Grid: one block for each query tile, the longest first (`tile_place`), or one for each of `spec.sides` of its
-    columns. Block: `tile.warps` warps. Shared memory: `DqLayout`. A warp owns 16 query rows; a lane of it two, and every fourth pair of their columns.
+    columns. Block: `tile.warps` warps. Shared memory: `DqLayout`. A warp owns 16 query rows; a lane of it two, and
+    every fourth pair of their columns.
     """
     layout = DqLayout(tile, spec)
     block_m, block_n, threads, stages = tile.block_m, tile.block_n, tile.threads, tile.stages
     d, d_v, alibi, softcap, real = spec.d, spec.d_v, spec.alibi, spec.softcap, real_type(spec.dtype)
+    has_rest = alibi or softcap
     sides, columns, item = spec.sides, d // spec.sides, spec.item
     side_bytes = columns // spec.box * block_n * BOX_ROW        # of K, whose columns a side has
     _, _, k_bytes, v_bytes = layout.sizes
@@ -60,7 +62,7 @@ def make_dq(tile, spec):
     zero_dq, down = make_filled(columns, 0.0, real), make_rows_down(1)
     pack, store_rows = make_pack(spec.dtype), make_store_rows(spec.dtype)
     score_tile = make_score_tile(spec, block_n, PART, 1, lane_number)
-    damped = gradients.make_damped(alibi)
+    damped, its_slope = gradients.make_damped(alibi), make_slope(spec)
 
     @device
     def load_step(shared, k_array, v_array, b, kv_h, j, stage):
@@ -110,7 +112,7 @@ def make_dq(tile, spec):
         lse_1, delta_1 = numbers_of(query_numbers, b, h, min(row + 8, n_q - 1))
         row_lse, deltas = (lse_0, lse_1), (delta_0, delta_1)
 
-        slope = slopes[b, h] if alibi else real(0)
+        slope = its_slope(slopes, b, h, scale)
         dq, stage = zero_dq(), int32(0)
         while j < j_stop:
             wait_rows()
@@ -121,7 +123,9 @@ def make_dq(tile, spec):
             # S = Q K^T, mask, P = exp(S - lse)
             k_tile = shared + k_tiles + stage * k_bytes
             s = multiply_qk(shared + q_tile + own * BOX_ROW, k_tile)
-            s = score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)
+            s, rest = score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)
+            if has_rest:
+                s = plus_rest(s, rest)
             p = probability(s, factor, row_lse)
 
             # dP = dO V^T, dS = P (dP - delta)

@@ -89,7 +89,9 @@ class Tile:
 
 # (Largest head dim, tile), in order of preference. A thread has parts * block_n / 2 registers for S and parts * d_v / 2
 # for O, and needs some 50 more of 255.
-TILES = ((64, Tile(4, 2, 128)), (128, Tile(4, 2, 64)), (256, Tile(8, 1, 64)), (256, Tile(4, 1, 64)))
+TILES = ((64, Tile(4, 2, 128)), (128, Tile(4, 2, 64)), (256, Tile(4, 1, 64)))
+# On 8.0 only one block of the last one has room, and eight warps do more than four.
+MEDIUM_TILES = (*TILES[:2], (256, Tile(8, 1, 64)))
 # Where a multiprocessor has 100 KB of shared memory (8.6, 8.9, 12.x): tiles of which two blocks have room there,
 # up to head dim 128.
 SMALL_TILES = ((64, Tile(4, 2, 64)), (128, Tile(4, 2, 32)), (256, Tile(4, 1, 64)))
@@ -105,8 +107,9 @@ SMALL, LARGE = 128 * 1024, 200 * 1024
 def choose(spec, limit):
     """The tile shape for a spec on a GPU whose blocks may have `limit` bytes of shared memory; None if there is none.
     """
-    tables = {FLOAT32: (FLOAT32_TILES, SMALL_FLOAT32_TILES), FLOAT64: (FLOAT64_TILES, FLOAT64_TILES)}
-    return next((tile for largest, tile in tables.get(spec.dtype, (TILES, SMALL_TILES))[limit < SMALL]
+    small, large = {FLOAT32: (SMALL_FLOAT32_TILES, FLOAT32_TILES), FLOAT64: (FLOAT64_TILES, FLOAT64_TILES)}.get(
+        spec.dtype, (SMALL_TILES, TILES if limit > LARGE else MEDIUM_TILES))
+    return next((tile for largest, tile in (small if limit < SMALL else large)
                  if max(spec.d, spec.d_v) <= largest and Layout(tile, spec).total <= limit), None)
 
 
@@ -169,15 +172,14 @@ class BackwardTile:
 
 
 # As TILES. A warp of a pair has parts * d / 2 registers of a thread for dV or dK, and parts * block_m / 2 for S or dP.
-# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on, and
-# in float64 16 queries.
-# So it is in float32 before compute capability 9.0, whose GPUs have the LARGE shared memory: code for 8.x takes more.
+# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on,
+# and in float64 16 queries.
 BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 2)),
                   (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)),
                   (256, BackwardTile(2, 1, 1)))
-# A row of dS, one number for each query of a step, must fit into one box: two pairs at the most.
-FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(2, 2, 1)), (128, BackwardTile(2, 1, 2)),
-                          (128, BackwardTile(2, 1, 1)), (256, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
+# A row of dS, one number for each query of a step, must fit into one box: 32 queries at the most.
+FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(4, 1, 1, 2)), (128, BackwardTile(2, 1, 1)),
+                          (256, BackwardTile(4, 1, 1, 2)), (256, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
 # In float64 a row of dS has a box for each 16 queries.
 FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2, 2)), (64, BackwardTile(2, 2, 1, 2)), (128, BackwardTile(4, 1, 1, 2)),
                           (128, BackwardTile(2, 1, 1)), (128, BackwardTile(2, 1, 1, 2)), (256, BackwardTile(1, 1, 1)))
@@ -186,7 +188,7 @@ FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2, 2)), (64, BackwardTile(2, 2
 def choose_backward(spec, limit):
     """As `choose`, for the kernel of dK and dV."""
     size = max(spec.d, spec.d_v)
-    crowded = size > 64 and (spec.softcap and spec.alibi or spec.dtype == FLOAT32 and limit < LARGE)
+    crowded = size > 64 and spec.softcap and spec.alibi
     tables = {FLOAT32: FLOAT32_BACKWARD_TILES, FLOAT64: FLOAT64_BACKWARD_TILES}
     return next((tile for largest, tile in tables.get(spec.dtype, BACKWARD_TILES)
                  if size <= largest and BackwardLayout(tile, spec).total <= limit

@@ -36,7 +36,7 @@ from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores.schedule import divide, tile_place
 from ..tensor_cores.softmax import scaled
 from ..tensor_cores.spec import LOG2_E, WARP
-from ..tensor_cores.steps import make_score_tile, make_store, online_softmax
+from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
 from .config import Layout
 
 seen_keys, shared_keys = device(seen_keys), device(shared_keys)
@@ -66,6 +66,7 @@ def make_forward(tile, spec):
         (parts * columns, 0.0), (4 * parts, -inf), (4 * parts, 0.0)))
     pack = make_pack(spec.dtype)
     score_tile = make_score_tile(spec, block_n, warp_rows, parts, lane_number)
+    online_softmax, its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, parts, lane_number)
 
     def mma_forward(q_array, k_array, v_array, o_array, lse, sink_logits, slopes, group, together, scale, factor, cap,
@@ -96,7 +97,7 @@ def make_forward(tile, spec):
             copy_k(shared + k_tile, k_rows, k_array.strides[2], int32(n_k - j), d_left, thread)
         commit_rows()
 
-        slope = slopes[b, h] if alibi else real(0)
+        slope = its_slope(slopes, b, h, scale)
         o, m, l = zero_o(), empty(), no_sum()       # l is of this thread's columns only, until the epilogue
         while j < j_stop:
             # load V_j
@@ -118,8 +119,8 @@ def make_forward(tile, spec):
                 commit_rows()
 
             # mask, online softmax: m, alpha, P, l
-            s = score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)
-            p, m, l, alpha = online_softmax(s, m, l, factor)
+            s, rest = score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)
+            p, m, l, alpha = online_softmax(s, rest, m, l, factor)
 
             # O = alpha O + P V
             o = multiply_pv(scaled(o, alpha), pack(p), shared + v_tile + side * side_bytes)

@@ -80,6 +80,11 @@ def maximum(x, y):
     """The larger number; a NaN is passed over. ISA: "Floating Point Instructions: max"."""
 
 
+@instruction("min.NaN.f32 $0, $1, $2;", float32, float32, float32, pure=True)
+def at_most(x, limit):
+    """The smaller number, or NaN if there is one. ISA: "Floating Point Instructions: min"."""
+
+
 @instruction("bmsk.clamp.b32 $0, 0, $1;", int32, int32, pure=True)
 def low_bits(count):
     """So many ones, 32 at most, and zeros. ISA: "Integer Arithmetic Instructions: bmsk"."""

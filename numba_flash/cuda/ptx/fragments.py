@@ -74,6 +74,31 @@ def elementwise(function):
     return _mapped(function, _row, list(inspect.signature(function).parameters)[1:2] == ["column"])
 
 
+def fourwise(function):
+    """Turn ``f(four, ...) -> four`` into ``f(fragment, ...) -> fragment``: always four elements of one row.
+
+    Further arguments are the same for all. The rows must have a multiple of 16 columns.
+    """
+    def mapped(typing_context, fragment, *args):
+        def codegen(context, builder, signature, values):
+            compiled = context.compile_subroutine(builder, function, scalar)
+            x = unpack(builder, values[0], fragment.count)
+            for first in range(0, fragment.count, 8):
+                for row in range(2):
+                    places = [first + 2 * row + element for element in (0, 1, 4, 5)]
+                    _, four = context.call_internal_no_propagate(
+                        builder, compiled.fndesc, scalar, [pack(builder, [x[place] for place in places]), *values[1:]])
+                    for place, result in zip(places, unpack(builder, four, 4)):
+                        x[place] = result
+            return pack(builder, x)
+
+        four = registers(fragment.dtype, 4)
+        scalar = numba_signature(four, four, *args)
+        return numba_signature(fragment, fragment, *args), codegen
+
+    return with_arity(mapped, inspect.signature(function).parameters)
+
+
 def columnwise(function, parts=1):
     """Turn ``f(x, ..., number) -> number`` into ``f(fragment, ..., address) -> fragment``, else like `elementwise`.
 

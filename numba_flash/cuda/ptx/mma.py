@@ -153,7 +153,7 @@ ZEROS = ["zero"] * 4
 class _Of16Bits:
     """What a step of a product is for 16-bit numbers: one instruction."""
 
-    declared, wall, pieces, depth = "", "", 1, 16
+    declared, wall, pieces, chain, depth = "", "", 1, 1, 16
 
     def __init__(self, dtype):
         element = "f16" if dtype == FLOAT16 else "bf16"
@@ -164,34 +164,37 @@ class _Of16Bits:
         return [], names
 
     def multiply(self, pieces, begins):
-        """PTX of ``acc += a b`` for each of the pieces (acc, a, b); if it `begins`, ``acc = a b``."""
-        return [_mma("m16n8k16", self.types, acc, a, b, ZEROS if begins else acc) for acc, a, b in pieces]
+        """PTX of ``acc += a b`` for each of the pieces (acc, [a], [b]); if it `begins`, ``acc = a b``.
+
+        There is an a and a b for each of `chain` steps of the depth.
+        """
+        return [_mma("m16n8k16", self.types, acc, a, b, ZEROS if begins else acc) for acc, [a], [b] in pieces]
 
 
 class _OfTf32:
     """For float32 at TF32's precision: one instruction, and rounding before."""
 
-    declared, wall, pieces, depth = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1, 8
+    declared, wall, pieces, chain, depth = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1, 1, 8
 
     def prepare(self, side, names):
         hi = [f"{side}_hi{n}" for n in range(len(names))]
         return [f"mul.f32 {h}, {x}, {ROUND_TF32};" for h, x in zip(hi, names)], hi
 
     def multiply(self, pieces, begins):
-        return [_mma("m16n8k8", "f32.tf32.tf32.f32", acc, a, b, ZEROS if begins else acc) for acc, a, b in pieces]
+        return [_mma("m16n8k8", "f32.tf32.tf32.f32", acc, a, b, ZEROS if begins else acc) for acc, [a], [b] in pieces]
 
 
 class _OfFloat32:
     """For float32: three instructions from zero on, and an addition; see the top of the module."""
 
-    declared = (".reg .b32 a_hi<8>, b_hi<16>, a_lo<8>, b_lo<16>; .reg .f32 t<32>; "
+    declared = (".reg .b32 a_hi<16>, b_hi<32>, a_lo<16>, b_lo<32>; .reg .f32 t<32>; "
                 ".reg .pred never; .reg .b32 grid_y; mov.u32 grid_y, %nctaid.y;")
     # The assembler would put all additions off to the end, and has no registers for what waits for them. But it moves
     # nothing past an instruction that might end the thread: here if the grid, which has one row, had 2, 3 or more. So
     # products come by turns of so many pieces, behind a wall each, and what a turn multiplies is loaded in the turn
     # before. (All threads share that number, so the assembler knows that no warp goes apart there. For compute
     # capability 8.x it finds a way past some walls, and some registers spill.)
-    wall, pieces, depth = "setp.eq.u32 never, grid_y, {n}; @never trap;", 8, 8
+    wall, pieces, chain, depth = "setp.eq.u32 never, grid_y, {n}; @never trap;", 4, 2, 8
 
     def prepare(self, side, names):
         hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
@@ -200,11 +203,13 @@ class _OfFloat32:
 
     def multiply(self, pieces, begins):
         lines = []
-        for place, (a_part, b_part) in enumerate(((1, 0), (0, 1), (0, 0))):         # lo hi, hi lo, hi hi
+        steps = range(len(pieces[0][1]))
+        places = [(k, *parts) for parts in ((1, 0), (0, 1)) for k in steps] + [(k, 0, 0) for k in steps]
+        for place, (k, a_part, b_part) in enumerate(places):        # lo hi, hi lo, and last hi hi
             for n, (acc, a, b) in enumerate(pieces):        # by turns: each waits for its last
                 t = [f"t{4 * n + e}" for e in range(4)]
-                lines.append(_mma("m16n8k8", "f32.tf32.tf32.f32", acc if begins and place == 2 else t,
-                                  [x[a_part] for x in a], [x[b_part] for x in b], t if place else ZEROS))
+                lines.append(_mma("m16n8k8", "f32.tf32.tf32.f32", acc if begins and place == len(places) - 1 else t,
+                                  [x[a_part] for x in a[k]], [x[b_part] for x in b[k]], t if place else ZEROS))
         if not begins:
             lines += [f"add.f32 {x}, {x}, t{4 * n + e};" for n, (acc, _, _) in enumerate(pieces)
                       for e, x in enumerate(acc)]
@@ -215,7 +220,7 @@ class _OfFloat64:
     """For float64: one instruction, or its quarters. Those of a piece's rows wait for one another, so they take turns.
     """
 
-    declared, wall, pieces, depth = "", "", 1, 8
+    declared, wall, pieces, chain, depth = "", "", 1, 1, 8
 
     def __init__(self, quarters):
         self.quarters = quarters
@@ -226,10 +231,10 @@ class _OfFloat64:
     def multiply(self, pieces, begins):
         types = "f64.f64.f64.f64"
         if not self.quarters:
-            return [_mma("m16n8k8", types, acc, a, b, ZEROS if begins else acc) for acc, a, b in pieces]
+            return [_mma("m16n8k8", types, acc, a, b, ZEROS if begins else acc) for acc, [a], [b] in pieces]
         return [_mma("m8n8k4", types, acc[2 * lower:2 * lower + 2], [a[2 * k + lower]], [b[k]],
                      ZEROS[:2] if begins and k == 0 else acc[2 * lower:2 * lower + 2])
-                for k in range(2) for acc, a, b in pieces for lower in range(2)]
+                for k in range(2) for acc, [a], [b] in pieces for lower in range(2)]
 
 
 def _kind(factors):
@@ -292,34 +297,42 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         return (_pair_address(builder, address) if is_float64
                 else _lane_address(builder, address, downwards=operand.depth_down != of_a))
 
-    # what is multiplied at a time: a step of the depth, and some columns of it
-    turn = max(1, kind.pieces // (2 * parts))
-    turns = [(k, range(outer, min(outer + turn, columns // STEP))) for k in range(depth // step)
-             for outer in range(0, columns // STEP, turn)]
+    # what is multiplied at a time: a step of the depth or a chain of steps, and some columns of it
+    turn, chain = max(1, kind.pieces // (2 * parts)), kind.chain
+    turns = [(range(k, k + chain), range(outer, min(outer + turn, columns // STEP)))
+             for k in range(0, depth // step, chain) for outer in range(0, columns // STEP, turn)]
 
     def registers_of(number):
-        """Names of the registers of a turn's A, and of its B; the next turn has others."""
-        k, outers = turns[number]
+        """Names of the registers of a turn's A, and of its B, for each step; the next turn has others."""
+        steps, outers = turns[number]
         first = count * (2 if accumulate else 1)                    # number of the first operand that is not acc
-        a = ([f"a{8 * (k % 2) + n}" for n in range(4 * parts)] if a_operand else
-             [f"${first + part * a_words + 4 * k + n}" for part in range(parts) for n in order])
-        return a, [f"b{4 * turn * (number % 2) + n}" for n in range(4 * len(outers))]
+        a = [[f"a{8 * (k % (2 * chain)) + n}" for n in range(4 * parts)] if a_operand else
+             [f"${first + part * a_words + 4 * k + n}" for part in range(parts) for n in order] for k in steps]
+        return a, [[f"b{4 * turn * (number % 2 * chain + k - steps[0]) + n}" for n in range(4 * len(outers))]
+                   for k in steps]
+
+    def prepare(side, steps):
+        """`kind.prepare` for the registers of each step."""
+        size = len(steps[0])
+        lines, prepared = kind.prepare(side, [name for names in steps for name in names])
+        return lines, [prepared[first:first + size] for first in range(0, len(prepared), size)]
 
     def loads(number):
         """PTX that loads what a turn multiplies."""
-        (k, outers), (a, b), lines = turns[number], registers_of(number), []
-        if a_operand and outers[0] == 0:
-            for part in range(parts):
-                lines += load(a[4 * part:4 * part + 4], "at_a", a_operand, part, k, True)
-        for n, outer in enumerate(outers):
-            lines += load(b[4 * n:4 * n + 4], "at_b", b_operand, outer, k, False)
+        (steps, outers), lines = turns[number], []
+        for k, a, b in zip(steps, *registers_of(number)):
+            if a_operand and outers[0] == 0:
+                for part in range(parts):
+                    lines += load(a[4 * part:4 * part + 4], "at_a", a_operand, part, k, True)
+            for n, outer in enumerate(outers):
+                lines += load(b[4 * n:4 * n + 4], "at_b", b_operand, outer, k, False)
         return lines
 
     def text():
         first = count * (2 if accumulate else 1)
         b_address = f"${first + a_count}"
         # at_a, at_b: this lane's address for each step within a box
-        lines = [f"{{ .reg .b{word.bitwidth} a<16>, b<{8 * turn}>; .reg .b32 at_a<8>, at_b<8>;",
+        lines = [f"{{ .reg .b{word.bitwidth} a<{16 * chain}>, b<{8 * turn * chain}>; .reg .b32 at_a<8>, at_b<8>;",
                  f".reg .f{real.bitwidth} zero; mov.f{real.bitwidth} zero, {'0d' + 16 * '0' if is_float64 else '0f' + 8 * '0'};",
                  kind.declared, *addresses("at_b", b_address, b_operand)]
         if a_operand:
@@ -332,21 +345,21 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
                 lines += loads(number + ahead)
             if number < 0:
                 continue
-            k, outers = turns[number]
-            a, b = registers_of(number)
+            (steps, outers), (a, b) = turns[number], registers_of(number)
             if outers[0] == 0:
-                made, prepared_a = kind.prepare("a", a)
+                made, prepared_a = prepare("a", a)
                 lines += made
-            made, b = kind.prepare("b", b)
+            made, b = prepare("b", b)
             lines += made
             pieces = []
             for n, outer in enumerate(outers):
                 for part in range(parts):
                     for half in range(2):
                         start = part * columns // 2 + 8 * outer + 4 * half
-                        pieces.append(([f"${start + n}" for n in range(4)], prepared_a[4 * part:4 * part + 4],
-                                       b[4 * n + 2 * half:4 * n + 2 * half + 2]))
-            lines += kind.multiply(pieces, begins=not (k or accumulate))
+                        pieces.append(([f"${start + n}" for n in range(4)],
+                                       [x[4 * part:4 * part + 4] for x in prepared_a],
+                                       [x[4 * n + 2 * half:4 * n + 2 * half + 2] for x in b]))
+            lines += kind.multiply(pieces, begins=not (steps[0] or accumulate))
         return " ".join(lines) + " }"
 
     def generate(builder, acc, a, b):

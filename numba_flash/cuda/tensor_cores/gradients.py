@@ -3,14 +3,13 @@
 from functools import lru_cache
 from math import inf
 
-from ...scores import make_score
 from ..compile import device
 from ..ptx.arithmetic import exp2, fma, quotient
 from ..ptx.assembly import int32
 from ..ptx.fragments import elementwise, first_column, first_row, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import hide, squash, visible
-from .steps import less
+from .softmax import hide, scaled, squash_scaled, visible
+from .steps import less, with_slope
 
 first_row, first_column = device(first_row), device(first_column)
 
@@ -55,26 +54,26 @@ def make_transposed_score_tile(spec, block_m, parts, thread):
     Queries past the last one need no mask: with +inf for their lse, P is 0.
     """
     softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
-    score = device(make_score(softcap, alibi, False, squash)[0])
     down = make_rows_down(parts)
-
-    @elementwise
-    def score_of(s, column, distance, slope, scale, cap):
-        return score(scale * s, cap, slope, abs(distance - column), real(0))
 
     @device
     def score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop):
         """From ``k·q`` to scores, hidden ones -inf; `i` is the tile's first query, `j` the group's first key."""
         n_k, offset, left, right = band
-        if hook:
+        if softcap:
+            s = squash_scaled(s, scale, cap)
+        elif hook:
+            s = scaled(s, scale)
+        if alibi:
             number = thread()
             its_first = real(int32(j + first_row(number) - offset - i - first_column(number)))
-            s = score_of(s, real(0), down(its_first), slope, scale, cap)
+            s = with_slope(s, real(0), down(its_first), slope)
         if i < all_first or i + block_m > all_stop:
             number = thread()
             key = down(int32(j + first_row(number)))
             position = less(key, int32(offset + i + first_column(number)))      # of the query at this key
-            s = hide(s, int32(0), visible(less(position, int32(right)), until(position, key, int32(left), n_k)))
+            s = hide(s, int32(0), visible(less(position, int32(right)), until(position, key, int32(left), n_k)),
+                     real(-inf))
         return s
 
     return score_tile

@@ -2,6 +2,8 @@
 
 from functools import lru_cache
 
+import numpy as np
+
 from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
 from ..host import run_dsinks
 from ..launch import launcher

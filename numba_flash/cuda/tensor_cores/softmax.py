@@ -7,10 +7,12 @@ The hardware's exponential is base 2, so ``exp(s - m) = 2^(s factor - m factor)`
 from math import inf
 
 from ..compile import device
-from ..ptx.arithmetic import exp2, fma, log2, low_bits, maximum, quotient, reciprocal
-from ..ptx.assembly import int32
-from ..ptx.fragments import elementwise, make_across_quad, make_fold_rows, rowwise
+from ..ptx.arithmetic import at_most, exp2, fma, log2, low_bits, maximum, quotient, reciprocal
+from ..ptx.assembly import float32, int32
+from ..ptx.fragments import elementwise, fourwise, make_across_quad, make_fold_rows, rowwise
 from .spec import LOG2_E
+
+MOST = float32(30)
 
 
 @device
@@ -18,6 +20,28 @@ def squash(s, cap):
     """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 (2e-16) of cap, as scores need it."""
     e = exp2(s * quotient(type(cap)(2 * LOG2_E), cap))
     return fma(type(cap)(-2) * cap, reciprocal(type(cap)(1) + e), cap)
+
+
+@elementwise
+def squash_scaled(s, scale, cap):
+    """`squash` of scale s."""
+    return squash(scale * s, cap)
+
+
+@fourwise
+def squash_four(s, factor, cap):
+    """The same less cap, right to 5e-7 of cap, for ``factor = 2 log2(e) scale / cap``, four of a row at a time.
+
+    A softcap waits for special functions, and here four share a reciprocal. A NaN among them takes the others along: so
+    no hidden key may bring one, and if a visible one does, all of its row are lost. Beyond 2^30, which tanh can't tell
+    from infinity, the product of four could overflow.
+    """
+    a, b = float32(1) + exp2(at_most(s[0] * factor, MOST)), float32(1) + exp2(at_most(s[1] * factor, MOST))
+    c, d = float32(1) + exp2(at_most(s[2] * factor, MOST)), float32(1) + exp2(at_most(s[3] * factor, MOST))
+    ab, cd = a * b, c * d
+    x = float32(-2) * cap * reciprocal(ab * cd)
+    by_ab, by_cd = x * cd, x * ab
+    return by_ab * b, by_ab * a, by_cd * d, by_cd * c
 
 
 @device
@@ -34,13 +58,13 @@ def visible(first, stop):
 
 
 @elementwise
-def hide(s, column, bits):
-    """-inf where the row's bit of the column is 0; `column` is to be 0, so that each element's bit is a constant.
+def hide(s, column, bits, otherwise):
+    """`otherwise` where the row's bit of the column is 0; `column` is to be 0, so that each element's bit is a constant.
 
     A thread's columns are 0, 1, 8, 9, 16, ... from its first: up to 128 columns of a tile are 32 bits. To look at a bit
     is shorter than two comparisons.
     """
-    return s if bits & (int32(1) << int32(column // 8 * 2 + column % 8)) else type(s)(-inf)
+    return s if bits & (int32(1) << int32(column // 8 * 2 + column % 8)) else otherwise
 
 
 @elementwise

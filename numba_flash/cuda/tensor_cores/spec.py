@@ -13,7 +13,7 @@ BOX, ITEM = 64, 2       # columns of a box, and bytes of an element, of 16-bit n
 LOG2_E = math.log2(math.e)
 KEY_STEP = 16           # d is rounded up to the depth of one product's instruction
 VALUE_STEP = 16         # and d_v to the columns of a packed fragment
-SMALLEST_FACTOR, LARGEST_FACTOR = 1e-30, 1e30
+SMALLEST_FACTOR, LARGEST_FACTOR, SMALLEST_DIVISOR = 1e-30, 1e30, 1e-6
 WIDEST_IN_FLOAT64 = 128         # columns of O for which the threads of a warp have registers, with 16 rows
 
 
@@ -40,7 +40,7 @@ class Spec:
     d, d_v : int
         Rounded up; copies fill tiles up with zeros.
     hook : bool
-        Whether scores pass the score hook; else `scale` is all that happens to them, and joins the exponent's factor.
+        Whether scores are multiplied by `scale`; else the exponent's factor does that, and a slope is divided by it.
     softcap, alibi, sinks : bool
     tf32 : bool
         Whether products of float32 numbers take their leading 11 bits only.
@@ -92,13 +92,14 @@ class Spec:
     def of(cls, problem, quarters=False):
         """The spec of a kernel for this problem; `quarters`: if it is float64.
 
-        A factor of the exponent must be a positive float32, or ``max(s) * factor`` is not the maximum: else, hook.
+        A factor of the exponent must be a positive float32, or ``max(s) * factor`` is not the maximum, and a slope must
+        not overflow when it is divided by it: else, hook.
         """
-        softcap, is_float64 = problem.softcap is not None, problem.dtype == FLOAT64
-        hook = softcap or problem.alibi or not SMALLEST_FACTOR < problem.scale < LARGEST_FACTOR
+        softcap, smallest = problem.softcap is not None, SMALLEST_DIVISOR if problem.alibi else SMALLEST_FACTOR
+        hook = softcap or not smallest < problem.scale < LARGEST_FACTOR
         sides = sides_of(problem.dtype, problem.d, problem.d_v)
         return cls(problem.dtype, round_up(problem.d, sides * KEY_STEP), round_up(problem.d_v, sides * VALUE_STEP), hook,
-                   softcap, problem.alibi, problem.sinks, problem.tf32, is_float64 and quarters)
+                   softcap, problem.alibi, problem.sinks, problem.tf32, problem.dtype == FLOAT64 and quarters)
 
     @classmethod
     def of_backward(cls, problem, quarters=False):
@@ -126,16 +127,17 @@ def key_heads_together(problem, tiles, processors):
 def shares_of_group(problem, tiles, processors):
     """How many blocks share the query heads that have keys in common, for K/V tiles as in `key_heads_together`.
 
-    As many as make the whole shortest, of 1 and the group's divisors; more than one cost time at the end. If bits are
-    to repeat, two at most: their sum is the same in either order.
+    Of 1 and the group's divisors, what makes the whole shortest, as counted here in steps of 64 queries. If bits are to
+    repeat, two at most: their sum is the same in either order.
     """
     blocks, most = tiles * problem.batch * problem.kv_heads, 2 if problem.deterministic else problem.group
 
     def time(shares):
-        """Of all blocks, in units of the longest when nobody shares, whose length is twice the mean if causal."""
-        whole = (max(1 / shares, blocks / processors / 2) if _is_causal(problem)
-                 else -(-blocks * shares // processors) / shares)
-        return whole if shares == 1 else 1.1 * whole
+        """How long all blocks take."""
+        longest, ends = problem.group / shares * problem.n_q / 64, 4        # a block begins and ends
+        if _is_causal(problem):                                             # blocks of all lengths, the longest first
+            return max(longest + ends, blocks * shares / processors * (longest / 2 + ends)) + longest / 2
+        return -(-blocks * shares // processors) * (longest + ends)
 
     return min((shares for shares in range(1, most + 1) if problem.group % shares == 0), key=time)
 

@@ -5,20 +5,22 @@ columns the thread holds: see `ptx.fragments`.
 """
 
 from functools import lru_cache
+from math import inf
 
-from ...scores import make_score
 from ..compile import device
+from ..ptx.arithmetic import fma, quotient, reciprocal
 from ..ptx.assembly import int32, uint64
 from ..ptx.copies import element_address
 from ..ptx.formats import make_pack, make_store_rows
-from ..ptx.fragments import elementwise, first_column, first_row, make_part, make_rows_down, rowwise
+from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, probability,
-                      product, squash, top, total, visible, weight_of)
+from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, plus, probability,
+                      product, scaled, squash_four, squash_scaled, top, total, visible, weight_of)
+from .spec import LOG2_E
 
 PART = 16       # rows of one part of a fragment
 
-first_row, first_column = device(first_row), device(first_column)
+first_row, first_column, plus_rows = device(first_row), device(first_column), rowwise(plus)
 
 
 @rowwise
@@ -28,20 +30,51 @@ def no_later(position, last):
 
 
 @rowwise
-def less(position, left):
-    """The row's position less left."""
-    return position - left
+def less(x, y):
+    """x - y."""
+    return x - y
+
+
+@elementwise
+def with_slope(s, column, distance, slope):
+    """ALiBi: the score less slope times its distance, whose sign doesn't matter."""
+    return s - slope * abs(distance - column)
 
 
 @rowwise
-def scaled_row(distance, step):
-    """The row's distance times step."""
-    return step * distance
+def for_all(_, x):
+    """x for each row."""
+    return x
+
+
+@elementwise
+def slanted(s, column, step):
+    """The score and the row's step times its column: one multiply-add, as the column is a constant."""
+    return fma(step, column, s)
+
+
+@lru_cache(maxsize=None)
+def make_slope(spec):
+    """Build ``its_slope(slopes, b, h, scale)``: ALiBi's slope of a head, in the unit of the scores; 0 without it."""
+    alibi, hook, real = spec.alibi, spec.hook, real_type(spec.dtype)
+
+    @device
+    def its_slope(slopes, b, h, scale):
+        if not alibi:
+            return real(0)
+        slope = slopes[b, h]
+        if not hook:                    # slope / scale, as good as rounded
+            inverse = reciprocal(scale)
+            ratio = slope * inverse
+            slope = fma(fma(-ratio, scale, slope), inverse, ratio)
+        return slope
+
+    return its_slope
 
 
 @lru_cache(maxsize=None)
 def make_score_tile(spec, block_n, rows, parts, thread):
-    """Build ``score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)``.
+    """Build ``score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)``: scores, and what to add to each row.
 
     Parameters
     ----------
@@ -54,49 +87,71 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         The thread's number in the group.
     """
     softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
-    score = device(make_score(softcap, alibi, False, squash)[0])
-    down = make_rows_down(parts)
+    in_fours = spec.item == 2
+    down, nothing = make_rows_down(parts), make_filled(4 * parts, 0.0, real)
 
-    @elementwise
-    def score_of(s, column, distance, slope, scale, cap):
-        return score(scale * s, cap, slope, abs(distance - column), real(0))
-
-    @elementwise
-    def score_far(s, column, bias, step, scale, cap):
-        """The same where all keys are on one side of all queries: ALiBi's term is linear, one multiply-add."""
-        return score(scale * s, cap, real(1), bias - step * column, real(0))
+    @device
+    def masked(s, j, i, band, otherwise):
+        """`otherwise` for hidden scores."""
+        n_q, n_k, offset, left, right = band
+        number = thread()
+        position = int32(i + first_row(number) + offset - j - first_column(number))
+        stop = no_later(down(int32(position + right + 1)), int32(n_k - j - first_column(number)))
+        return hide(s, int32(0), visible(less(down(position), int32(left)), stop), otherwise)
 
     @device
     def score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop):
-        """From ``q·k`` to scores, hidden ones -inf; tiles of which all rows see all keys need no mask."""
-        n_q, n_k, offset, left, right = band
-        if hook:
+        """From ``q·k`` to scores, hidden ones -inf; tiles of which all rows see all keys need no mask.
+
+        Where all keys are on one side of all queries, ALiBi's term is linear: the column's part of it is added here,
+        and the row's is left to the softmax. So is what a softcap's formula adds to all.
+        """
+        offset = band[2]
+        some_hidden = j < all_first or j + block_n > all_stop
+        rest = nothing()
+        if softcap:
+            if in_fours:
+                if some_hidden:
+                    s = masked(s, j, i, band, real(0))      # or a hidden NaN takes others along
+                s, rest = squash_four(s, scale * quotient(real(2 * LOG2_E), cap), cap), for_all(rest, cap)
+            else:
+                s = squash_scaled(s, scale, cap)
+        elif hook:
+            s = scaled(s, scale)
+        if alibi:
             number = thread()
             its_first = real(int32(i + first_row(number) + offset - j - first_column(number)))
             keys_before, keys_after = j + block_n - 1 <= i + offset, i + rows - 1 + offset <= j
-            if alibi and not softcap and (keys_before or keys_after):
+            if keys_before or keys_after:
                 step = slope if keys_before else -slope
-                s = score_far(s, real(0), scaled_row(down(its_first), step), step, scale, cap)
+                s = slanted(s, real(0), for_all(rest, step))
+                rest = plus_rows(rest, product(down(its_first), -step))
             else:
-                s = score_of(s, real(0), down(its_first), slope, scale, cap)
-        if j < all_first or j + block_n > all_stop:
-            number = thread()
-            position = int32(i + first_row(number) + offset - j - first_column(number))
-            stop = no_later(down(int32(position + right + 1)), int32(n_k - j - first_column(number)))
-            s = hide(s, int32(0), visible(less(down(position), int32(left)), stop))
-        return s
+                s = with_slope(s, real(0), down(its_first), slope)
+        if some_hidden:
+            s = masked(s, j, i, band, real(-inf))
+        return s, rest
 
     return score_tile
 
 
-@device
-def online_softmax(s, m_old, l, factor):
-    """P, and the new m, l, and alpha."""
-    m = across_max(fold_max(s, m_old))
-    base = finite(m)
-    alpha = growth(m_old, base, factor)
-    p = probability(s, factor, product(base, factor))
-    return p, m, fold_sum(p, product(l, alpha)), alpha
+@lru_cache(maxsize=None)
+def make_online_softmax(spec):
+    """Build ``online_softmax(s, rest, m_old, l, factor)``: P, and the new m, l, and alpha, for scores ``s + rest``.
+
+    That sum is made for a row's maximum only.
+    """
+    has_rest = spec.alibi or spec.softcap
+
+    @device
+    def online_softmax(s, rest, m_old, l, factor):
+        m = across_max(plus_rows(fold_max(s, less(m_old, rest)), rest) if has_rest else fold_max(s, m_old))
+        base = finite(m)
+        alpha = growth(m_old, base, factor)
+        p = probability(s, factor, product(less(base, rest) if has_rest else base, factor))
+        return p, m, fold_sum(p, product(l, alpha)), alpha
+
+    return online_softmax
 
 
 @lru_cache(maxsize=None)
