@@ -53,8 +53,8 @@ def make_backward(tile, spec, adds_dq, by_four):
     """Build the kernel for dK and dV, and for dQ if `adds_dq`.
 
     Grid: one block for each K/V tile of each key head, or one for each of `spec.sides` of the columns of dV, dK and dQ.
-    Block: `tile.pairs` pairs of warps, first all that compute dV. Shared memory: `BackwardLayout`. A lane owns two keys or four, and every fourth pair of queries or columns; of dQ
-    two queries. `by_four`: see `DqParts`.
+    Block: `tile.pairs` pairs of warps, first all that compute dV. Shared memory: `BackwardLayout`. A lane owns two keys
+    or four, and every fourth pair of queries or columns; of dQ two queries. `by_four`: see `DqParts`.
     """
     layout = BackwardLayout(tile, spec)
     block_m, block_n, pairs, parts, pair_rows = tile.block_m, tile.block_n, tile.pairs, tile.parts, tile.pair_rows
@@ -81,9 +81,8 @@ def make_backward(tile, spec, adds_dq, by_four):
     multiply_dsq = make_warp_product(parts, dk_columns, block_m, spec.factors, None, queries_down, accumulate=True)
     multiply_dsk = make_warp_product(1, at_once, block_n, spec.factors, keys_down, keys_down, accumulate=False)
     zero_dk, zero_dv = (make_filled(parts * columns, 0.0, real) for columns in (dk_columns, dv_columns))
-    pack, unpack, store_rows = make_pack(spec.dtype), make_unpack(spec.dtype), make_store_rows(spec.dtype)
-    word = word_type(spec.dtype)
-    store_words = make_store_words(own_ds, all_ds)
+    pack, unpack, word = make_pack(spec.dtype), make_unpack(spec.dtype), word_type(spec.dtype)
+    store_rows, store_words = make_store_rows(spec.dtype), make_store_words(own_ds, all_ds)
     load_words = make_load_words(parts * block_m * item * 4 // word.bitwidth, word, own_ds, all_ds)
     store_box, swizzled = make_store_box(parts, spec.dtype, block_n), make_swizzled(item)
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
@@ -210,7 +209,8 @@ def make_backward(tile, spec, adds_dq, by_four):
                 # S^T = K Q^T, mask, P^T = exp(S^T - lse)
                 s = multiply_kq(shared + k_tile + own_keys, shared + q_tiles + stage * q_bytes)
                 s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
-                p = probability(s, factor, shared + row_tiles + place * row_bytes + number_bytes * first_column(lane_number()))
+                lses = shared + row_tiles + place * row_bytes + number_bytes * first_column(lane_number())
+                p = probability(s, factor, lses)
                 packed = pack(p)
                 if softcap:
                     lane = lane_number()

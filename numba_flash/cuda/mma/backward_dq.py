@@ -40,7 +40,8 @@ def make_dq(tile, spec):
     """Build the kernel for dQ.
 
     Grid: one block for each query tile, the longest first (`tile_place`), or one for each of `spec.sides` of its
-    columns. Block: `tile.warps` warps. Shared memory: `DqLayout`. A warp owns 16 query rows; a lane of it two, and every fourth pair of their columns.
+    columns. Block: `tile.warps` warps. Shared memory: `DqLayout`. A warp owns 16 query rows; a lane of it two, and
+    every fourth pair of their columns.
     """
     layout = DqLayout(tile, spec)
     block_m, block_n, threads, stages = tile.block_m, tile.block_n, tile.threads, tile.stages

@@ -169,9 +169,9 @@ class BackwardTile:
 
 
 # As TILES. A warp of a pair has parts * d / 2 registers of a thread for dV or dK, and parts * block_m / 2 for S or dP.
-# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on, and
-# in float64 16 queries.
-# So it is in float32 before compute capability 9.0, whose GPUs have the LARGE shared memory: code for 8.x takes more.
+# The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on,
+# and only 16 queries in float64. So it is, one part, in float32 before compute capability 9.0, whose GPUs have the
+# LARGE shared memory: code for 8.x takes more.
 BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 2)),
                   (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)),
                   (256, BackwardTile(2, 1, 1)))
@@ -179,8 +179,9 @@ BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (12
 FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(2, 2, 1)), (128, BackwardTile(2, 1, 2)),
                           (128, BackwardTile(2, 1, 1)), (256, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
 # In float64 a row of dS has a box for each 16 queries.
-FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2, 2)), (64, BackwardTile(2, 2, 1, 2)), (128, BackwardTile(4, 1, 1, 2)),
-                          (128, BackwardTile(2, 1, 1)), (128, BackwardTile(2, 1, 1, 2)), (256, BackwardTile(1, 1, 1)))
+FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2, 2)), (64, BackwardTile(2, 2, 1, 2)),
+                          (128, BackwardTile(4, 1, 1, 2)), (128, BackwardTile(2, 1, 1)),
+                          (128, BackwardTile(2, 1, 1, 2)), (256, BackwardTile(1, 1, 1)))
 
 
 def choose_backward(spec, limit):

@@ -1,8 +1,9 @@
 """Whole matrix products of a warp: ``mma.sync``, and the loads of its operands from shared memory.
 
-One instruction multiplies 16 x 16 by 16 x 8 numbers of 16 bits (``m16n8k16``), or 16 x 8 by 8 x 8 of float64 or of
-float32, of which it takes the 11 leading bits, a TF32 number (``m16n8k8``). A product is as many of them as it takes, in one block of
-PTX, with the loads of its operands between them; the assembler moves the loads ahead of what waits for them.
+One instruction multiplies 16 x 16 by 16 x 8 numbers of 16 bits (``m16n8k16``), or 16 x 8 by 8 x 8 of float64, or of
+float32, of which it takes the 11 leading bits, a TF32 number (``m16n8k8``). A product is as many of them as it takes,
+in one block of PTX, with the loads of its operands between them; the assembler moves the loads ahead of what waits for
+them.
 
 An accumulator is a fragment (see `fragments`) of one part, 16 rows, or of two: what is loaded of B then serves twice.
 
@@ -319,8 +320,9 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         first = count * (2 if accumulate else 1)
         b_address = f"${first + a_count}"
         # at_a, at_b: this lane's address for each step within a box
+        zero = "0d0000000000000000" if is_float64 else "0f00000000"
         lines = [f"{{ .reg .b{word.bitwidth} a<16>, b<{8 * turn}>; .reg .b32 at_a<8>, at_b<8>;",
-                 f".reg .f{real.bitwidth} zero; mov.f{real.bitwidth} zero, {'0d' + 16 * '0' if is_float64 else '0f' + 8 * '0'};",
+                 f".reg .f{real.bitwidth} zero; mov.f{real.bitwidth} zero, {zero};",
                  kind.declared, *addresses("at_b", b_address, b_operand)]
         if a_operand:
             lines += addresses("at_a", f"${first}", a_operand)
@@ -353,8 +355,10 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         b = lane_address(builder, b, b_operand, of_a=False)
         a = [lane_address(builder, a, a_operand, of_a=True)] if a_operand else unpack(builder, a, a_count)
         # "&": results are written before all arguments have been read
-        out = emit(builder, text(), ir.LiteralStructType([LLVM_TYPES[real]] * count), ["=&" + CONSTRAINTS[real]] * count,
-                   [*acc, *a, b], [*map(str, range(len(acc))), *["r" if a_operand else CONSTRAINTS[word]] * len(a), "r"])
+        a_constraint = "r" if a_operand else CONSTRAINTS[word]
+        out = emit(builder, text(), ir.LiteralStructType([LLVM_TYPES[real]] * count),
+                   ["=&" + CONSTRAINTS[real]] * count, [*acc, *a, b],
+                   [*map(str, range(len(acc))), *[a_constraint] * len(a), "r"])
         return pack(builder, unpack(builder, out, count))
 
     fragment = registers(real, count)

@@ -15,7 +15,7 @@ from .spec import LOG2_E
 
 @device
 def squash(s, cap):
-    """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 (2e-16) of cap, as scores need it."""
+    """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 of cap, as scores need it."""
     e = exp2(s * quotient(type(cap)(2 * LOG2_E), cap))
     return fma(type(cap)(-2) * cap, reciprocal(type(cap)(1) + e), cap)
 
