@@ -35,9 +35,9 @@ def _exp2(result, x):
 
 @instruction("ex2.approx.ftz.f32 $0, $1;", float32, float32, pure=True, in_float64=_exp2("$0", "$1"))
 def exp2(x):
-    """2^x to two units in the last place; 0 for -inf, and for whatever has no normal number.
+    """2^x to two units in the last place; 0 for -inf, and where it is less than the smallest normal number.
 
-    ISA: "Floating Point Instructions: ex2". In float64 a polynomial.
+    ISA: "Floating Point Instructions: ex2". In float64: `_exp2`.
     """
 
 

@@ -132,12 +132,11 @@ def _load_pairs(names, address, operand, outer, k, of_a):
             f"[{address}{within} + {(STEP * outer + 8 * half + box * operand.rows) * BOX_ROW}];" for half in range(2)]
 
 
-def _addresses(name, address, step_bytes, odd=None):
-    """This lane's address for each step of a box's columns; then for each in an odd row, whose units lie at ``^ odd``.
-    """
+def _addresses(name, address, step_bytes, odd=0):
+    """This lane's address for each step of a box's columns; then, if units of odd rows lie at ``^ odd``, for those."""
     steps = BOX_ROW // step_bytes
-    return [f"xor.b32 {name}{n}, {address}, {n % steps * step_bytes ^ n // steps * 16 * (odd or 0)};"
-            for n in range(steps * (1 if odd is None else 2))]
+    return [f"xor.b32 {name}{n}, {address}, {n % steps * step_bytes ^ n // steps * 16 * odd};"
+            for n in range(steps * (2 if odd else 1))]
 
 
 def _list(names):
@@ -154,7 +153,7 @@ ZEROS = ["zero"] * 4
 class _Of16Bits:
     """What a step of a product is for 16-bit numbers: one instruction."""
 
-    declared, wall, pieces, depth = "", "", 1, 16
+    declared, wall, pieces, item = "", "", 1, 2         # item: bytes of a number
 
     def __init__(self, dtype):
         element = "f16" if dtype == FLOAT16 else "bf16"
@@ -172,7 +171,7 @@ class _Of16Bits:
 class _OfTf32:
     """For float32 at TF32's precision: one instruction, and rounding before."""
 
-    declared, wall, pieces, depth = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1, 8
+    declared, wall, pieces, item = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1, 4
 
     def prepare(self, side, names):
         hi = [f"{side}_hi{n}" for n in range(len(names))]
@@ -192,7 +191,7 @@ class _OfFloat32:
     # products come by turns of so many pieces, behind a wall each, and what a turn multiplies is loaded in the turn
     # before. (All threads share that number, so the assembler knows that no warp goes apart there. For compute
     # capability 8.x it finds a way past some walls, and some registers spill.)
-    wall, pieces, depth = "setp.eq.u32 never, grid_y, {n}; @never trap;", 8, 8
+    wall, pieces, item = "setp.eq.u32 never, grid_y, {n}; @never trap;", 8, 4
 
     def prepare(self, side, names):
         hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
@@ -213,10 +212,9 @@ class _OfFloat32:
 
 
 class _OfFloat64:
-    """For float64: one instruction, or its quarters. Those of a piece's rows wait for one another, so they take turns.
-    """
+    """For float64: one instruction, or four for its quarters, of which two and two add to the same sums."""
 
-    declared, wall, pieces, depth = "", "", 1, 8
+    declared, wall, pieces, item = "", "", 1, 8
 
     def __init__(self, quarters):
         self.quarters = quarters
@@ -265,10 +263,9 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
     must not go on in another box if they begin within one.
     """
     kind = _kind(factors)
-    in_pairs, is_float64 = isinstance(kind, _Of16Bits), isinstance(kind, _OfFloat64)
-    item = 2 if in_pairs else 8 if is_float64 else 4        # bytes
+    item, in_pairs, is_float64 = kind.item, kind.item == 2, kind.item == 8
     real, word = (float64, float64) if is_float64 else (float32, uint32)        # of accumulators, and of packed A
-    count, step = parts * columns // 2, kind.depth
+    count, step = parts * columns // 2, 16 if in_pairs else 8
     a_words = depth // step * 4         # registers of a part of A
     a_count = 1 if a_operand else parts * a_words
     order = (0, 1, 2, 3) if in_pairs else (0, 2, 1, 3)      # of A's registers in an accumulator: columns 2c, 2c + 1
