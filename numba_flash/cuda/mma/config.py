@@ -46,7 +46,7 @@ dQ alone, d to 128   64 x 16      32 x 16             64 x 32
 dQ alone, d to 256   16 x 16      none                32 x 16
 ===================  ===========  ==================  ================
 
-None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles them for these GPUs, in float64 not all for each.
+None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles them for these GPUs.
 """
 
 from dataclasses import dataclass
