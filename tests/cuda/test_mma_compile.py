@@ -66,6 +66,7 @@ def check(cc, layout, spill_bytes, factory, tile, spec, *more):
     assert layout.total <= LIMITS[cc] * 1024
     code = ptx(factory, tile, spec, *more)
     assert (".f64" in code) == (spec.dtype == FLOAT64) and "call." not in code
+    assert ("m8n8k4" in code) == spec.quarters
     assembled = compile.Assembled.of(*compile.link(code, cc))
     assert assembled.spill_bytes <= spill_bytes, assembled.registers
 
