@@ -62,8 +62,8 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
         None: as accurate as the inputs' dtype. ``"tf32"`` lets matrix products of float32 inputs take the leading 11
         bits of their factors only, as the ``mma`` engine then does: one product on tensor cores in the place of three.
         Of normal inputs with d 64 its o is off by 3e-4 at the most and its gradients by 6e-4, where by default both are
-        off by 3e-7 (errors of the interpreted kernels, 130 to 200 keys). All other engines ignore it, and for all other
-        dtypes it changes nothing: 16-bit numbers have no more bits, and float64 keeps its own.
+        off by 3e-7 (errors of the interpreted kernels, 130 to 200 keys). All other engines ignore it, and for 16-bit
+        inputs, which have no more bits, it changes nothing. With float64 inputs it is an error.
 
     Returns
     -------

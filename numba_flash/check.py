@@ -13,7 +13,7 @@ from reference.tolerance import judge
 
 from . import engines
 from .attention import attention, attention_backward
-from .problem import FLOAT16, FLOAT32, Problem
+from .problem import FLOAT16, FLOAT32, FLOAT64, Problem
 
 PROBLEMS = {
     # name: (q's shape, kv heads, n_k, d_v, dtype, options)
@@ -161,9 +161,10 @@ def info():
                 dtype = FLOAT16 if name in engines.ONLY_16_BIT else FLOAT32
                 engine, its_problem = engines.load(name), replace(problem, dtype=dtype)
                 reason = missing or engine.why_not(its_problem)
-                later = not reason and engines.why_later(engine, its_problem)
+                later = [] if reason else [engines.why_later(engine, replace(problem, dtype=dtype))
+                                           for dtype in (FLOAT32, FLOAT64)]
                 places.append(f"{'simulator' if simulated else side}: {reason or 'runs here'}"
-                              + (f", but auto rather takes another: {later}" if later else ""))
+                              + "".join(f", but auto rather takes another: {why}" for why in filter(None, later)))
         print(f"  {name:10}{'; '.join(places)}")
 
 

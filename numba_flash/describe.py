@@ -147,7 +147,7 @@ def make_problem(q, k, v, q_dtype, k_dtype, v_dtype, scale, causal, sides, softc
     dtype = DTYPES[DTYPES.index(q_dtype)]           # without the metadata that the caller's may carry
     return Problem(batch, heads, kv_heads, n_q, n_k, d, d_v, dtype, _scale(scale, d, is_float64), offset, left, right,
                    _softcap(softcap, is_float64), alibi, bias, mask, sinks,
-                   tf32=_is_tf32(precision) and dtype == FLOAT32)
+                   tf32=_is_tf32(precision, dtype) and dtype == FLOAT32)
 
 
 # True == 1 == 1.0, but they are not the same argument: hence `typed`.
@@ -269,9 +269,14 @@ def _softcap(softcap, is_float64):
     return softcap
 
 
-def _is_tf32(precision):
-    if precision is None or isinstance(precision, str) and precision == "tf32":
-        return precision is not None
+def _is_tf32(precision, dtype):
+    if precision is None:
+        return False
+    if isinstance(precision, str) and precision == "tf32":
+        if dtype == FLOAT64:
+            raise ValueError("precision must be None for float64 inputs, got 'tf32', which takes 11 bits of float32 "
+                             "inputs; pass None, or q.astype('float32') and k and v likewise")
+        return True
     raise ValueError(f"precision must be None or 'tf32', got {precision!r}; pass None for the accuracy of the inputs' "
                      f"dtype")
 

@@ -47,7 +47,7 @@ class Run:
         for name in names:
             flat += self.places.get(name, (np.int64(0),))
         for number, type_ in zip(more, signature[len(names):], strict=True):
-            as_it_is = {"float32": lambda x: np.float32(x).view(np.uint32), "float64": lambda x: np.float64(x).view(np.uint64)}
-            flat.append(as_it_is.get(str(type_), np.int64)(number))
+            x = getattr(np, str(type_))(number)
+            flat.append(x.view(f"i{x.itemsize}"))
         interpreter.launch(program, flat, self.memory, threads, shared_bytes, grid, self.early, self.seed,
                            self.block_type, **how)

@@ -20,6 +20,8 @@ def auto(monkeypatch):
             module = engines.load(name)
             monkeypatch.setattr(module, "why_no_device", lambda: None)
             monkeypatch.setattr(module, "capability", lambda: capability)
+        kilobytes = {(8, 0): 163, (9, 0): 227, (10, 0): 227}.get(capability, 99)
+        monkeypatch.setattr(engines.load("mma"), "shared_limit", lambda: kilobytes * 1024)
         monkeypatch.setattr(engines.load("flash2"), "why_no_kernel", lambda problem, kernels: None)
         engines._choose.cache_clear()
         chosen = engines.choose("auto", 0, problem, backward)
@@ -38,7 +40,9 @@ def test_each_gpu_has_its_engine(auto, capability, name, backward):
     tf32 = auto(capability, replace(PLAIN, dtype=FLOAT32, tf32=True), backward)
     assert tf32 == ("mma" if capability >= (8, 0) else "flash2")
     assert auto(capability, replace(PLAIN, dtype=FLOAT32, d=18), backward) == "flash2"
-    assert auto(capability, replace(PLAIN, dtype=FLOAT64), backward) == "flash2"
+    for d in 64, 256:
+        float64 = auto(capability, replace(PLAIN, dtype=FLOAT64, d=d), backward)
+        assert float64 == ("mma" if capability in ((8, 0), (10, 0)) else "flash2")
     assert auto(capability, replace(PLAIN, d=20), backward) == "flash2"
     assert auto(capability, replace(PLAIN, mask=True), backward) == "flash2"
 
@@ -46,3 +50,12 @@ def test_each_gpu_has_its_engine(auto, capability, name, backward):
 @pytest.mark.parametrize("change", [{"d": 192, "d_v": 192}, {"softcap": 2.0}, {"deterministic": True}], ids=str)
 def test_hopper_does_what_mma_does(auto, change):
     assert auto((9, 0), replace(PLAIN, **change), True) == "hopper"
+
+
+def test_float64_has_room_or_says_why(auto, monkeypatch):
+    wide, mma = replace(PLAIN, dtype=FLOAT64, d=256, d_v=256), engines.load("mma")
+    auto((12, 0), wide, True)
+    assert mma.why_not(wide) is None and "99 KB" in mma.why_not(wide, backward=True)
+    assert mma.why_not(replace(wide, d=192, d_v=192), backward=True) is None
+    auto((8, 0), wide, True)
+    assert mma.why_not(wide, backward=True) is None

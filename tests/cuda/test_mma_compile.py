@@ -1,5 +1,6 @@
 """The kernels of `mma` for every tile shape and option, compiled without a GPU to the machine code of all its GPUs."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -8,7 +9,7 @@ from numba_flash.cuda import compile
 from numba_flash.cuda.mma import config
 from numba_flash.cuda.mma.engine import ADDS_BY_FOUR
 from numba_flash.cuda.tensor_cores.spec import Spec
-from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32
+from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
 LIMITS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}     # KB of shared memory
@@ -23,30 +24,49 @@ SPECS = [
 ]
 
 
-def cases(specs):
+# In float64: a few for each GPU, whose kernels differ by what fits, and by the instructions that it has.
+FLOAT64_SPECS = [*((Spec(FLOAT64, d, d, quarters=True), cc) for d, cc in (
+                     (128, (8, 0)), (256, (8, 0)), (128, (8, 6)), (64, (8, 9)))),
+                 *((Spec(FLOAT64, d, d), cc) for d, cc in (
+                     (64, (9, 0)), (128, (9, 0)), (256, (9, 0)), (64, (10, 0)), (128, (12, 0)))),
+                 (Spec(FLOAT64, 128, 128, **ALL), (9, 0))]
+
+
+def cases(specs, in_float64=FLOAT64_SPECS):
     """Specs, each for all GPUs; in float32, which takes long to compile, for one of each size of shared memory."""
-    return [(spec, cc) for spec in specs for cc in LIMITS if spec.dtype != FLOAT32 or cc in ((8, 0), (9, 0), (12, 0))]
+    return [(spec, cc) for spec in specs for cc in LIMITS
+            if spec.dtype != FLOAT32 or cc in ((8, 0), (9, 0), (12, 0))] + in_float64
 
 
 def name(x):
+    if isinstance(x, bool):
+        return "dq" if x else "no_dq"
     if not isinstance(x, Spec):
         return ".".join(map(str, x))
-    return f"{x.dtype}-{x.d}x{x.d_v}" + "".join(f"-{option}" for option in (*ALL, "tf32") if getattr(x, option))
+    return f"{x.dtype}-{x.d}x{x.d_v}" + "".join(f"-{option}" for option in (*ALL, "tf32", "quarters")
+                                                if getattr(x, option))
 
 
 @lru_cache(maxsize=None)
 def ptx(factory, tile, spec, *more):
-    """PTX of a kernel, for the oldest of the GPUs: the others take it too."""
-    return compile.compile_kernel(*compile.load_factory(factory)(tile, spec, *more), tile.threads, (8, 0))
+    """PTX of a kernel, for the oldest of the GPUs that have its instructions: the others take it too."""
+    oldest = (9, 0) if spec.dtype == FLOAT64 and not spec.quarters else (8, 0)
+    return compile.compile_kernel(*compile.load_factory(factory)(tile, spec, *more), tile.threads, oldest)
 
 
 def check(cc, layout, spill_bytes, factory, tile, spec, *more):
-    """Hold a kernel against the limits of a GPU; code of float32 for 8.x takes more registers."""
+    """Hold a kernel against the limits of a GPU; code of float32 for 8.x takes more registers.
+
+    In float64 m, l and some addresses spill, which a step reads once, and with options some more.
+    """
     if spec.dtype == FLOAT32:
         spill_bytes = 1100 if cc < (9, 0) else 160 if max(spec.d, spec.d_v) > 128 else HANDFUL
+    if spec.dtype == FLOAT64:
+        spill_bytes = 500 if spec.hook else 300
     assert layout.total <= LIMITS[cc] * 1024
     code = ptx(factory, tile, spec, *more)
-    assert ".f64" not in code and "call." not in code
+    assert (".f64" in code) == (spec.dtype == FLOAT64) and "call." not in code
+    assert ("m8n8k4" in code) == spec.quarters
     assembled = compile.Assembled.of(*compile.link(code, cc))
     assert assembled.spill_bytes <= spill_bytes, assembled.registers
 
@@ -59,20 +79,22 @@ def test_forward(spec, cc):
     check(cc, config.Layout(tile, spec), 128 if full else 0, "mma.forward:make_forward", tile, spec)
 
 
+FLOAT64_BACKWARD = [(replace(spec, sinks=False), cc) for spec, cc in FLOAT64_SPECS]
 BACKWARD_SPECS = [*(spec for spec in SPECS if not spec.sinks),
                   *(Spec(dtype, d, d, hook=True, softcap=True, alibi=True) for d in (64, 128, 256)
                     for dtype in (FLOAT16, FLOAT32))]
 
 
-@pytest.mark.parametrize("adds_dq", [True, False])
-@pytest.mark.parametrize("spec, cc", cases(BACKWARD_SPECS), ids=name)
-def test_backward(spec, adds_dq, cc):
+@pytest.mark.parametrize("spec, cc, adds_dq", [
+    *((spec, cc, adds_dq) for spec, cc in cases(BACKWARD_SPECS, []) for adds_dq in (True, False)),
+    *((*case, True) for case in FLOAT64_BACKWARD), (*FLOAT64_BACKWARD[-1], False)], ids=name)
+def test_backward(spec, cc, adds_dq):
     tile = config.choose_backward(spec, LIMITS[cc] * 1024)
     layout = config.BackwardLayout(tile, spec)
     check(cc, layout, HANDFUL, "mma.backward:make_backward", tile, spec, adds_dq, False)
 
 
-@pytest.mark.parametrize("spec, cc", cases(BACKWARD_SPECS), ids=name)
+@pytest.mark.parametrize("spec, cc", cases(BACKWARD_SPECS, FLOAT64_BACKWARD), ids=name)
 def test_backward_of_queries(spec, cc):
     tile = config.choose_dq(spec, LIMITS[cc] * 1024)
     check(cc, config.DqLayout(tile, spec), HANDFUL, "mma.backward_dq:make_dq", tile, spec)

@@ -56,7 +56,8 @@ def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, **options):
     if deterministic:
         assert not sums.any()
         tile = config.choose_dq(spec, limit)
-        run.launch("mma.backward_dq:make_dq", (tile, spec), config.DqLayout, -(-p.n_q // tile.block_m) * heads * spec.sides,
+        run.launch("mma.backward_dq:make_dq", (tile, spec), config.DqLayout,
+                   -(-p.n_q // tile.block_m) * heads * spec.sides,
                    (*inputs, "dq", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
     else:
         groups = sums.size // sums.shape[3]

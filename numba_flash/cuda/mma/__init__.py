@@ -17,8 +17,8 @@ fragment is in memory (`ptx.formats`), and tile shapes. A product of float32 num
 know numbers of 11 bits, and as exact as float32 arithmetic; or one, with ``precision="tf32"``. Taking numbers apart
 makes NaN of infinities: a row that sees one is NaN, where the formula may say infinity, or 0.
 
-A product of float64 numbers is one, of 64 bits throughout: `engine.FASTER_IN_FLOAT64` says on which GPUs it is worth it.
-Its tiles take so much shared memory that a GPU with 99 KB for a block leaves gradients of wide heads to `flash2`.
+A product of float64 numbers is one, of 64 bits throughout; `engine.FASTER_IN_FLOAT64` says on which GPUs that is fast.
+Tiles take so much shared memory that a GPU with 99 KB for a block leaves the gradients of wide heads to other engines.
 
 Tensor cores multiply the value row of a hidden key by zero. Where it holds a NaN or Inf, and its tile is loaded since
 some of the 64 or 128 queries of a block see keys of it, the NaN comes through to all of them. Keys that no query sees

@@ -46,7 +46,7 @@ dQ alone, d to 128   64 x 16      32 x 16             64 x 32
 dQ alone, d to 256   16 x 16      none                32 x 16
 ===================  ===========  ==================  ================
 
-None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all of them for each of these GPUs.
+None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles them for these GPUs.
 """
 
 from dataclasses import dataclass
@@ -181,8 +181,9 @@ BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (12
 FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(4, 1, 1, 2)), (128, BackwardTile(2, 1, 1)),
                           (256, BackwardTile(4, 1, 1, 2)), (256, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
 # In float64 a row of dS has a box for each 16 queries.
-FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2, 2)), (64, BackwardTile(2, 2, 1, 2)), (128, BackwardTile(4, 1, 1, 2)),
-                          (128, BackwardTile(2, 1, 1)), (128, BackwardTile(2, 1, 1, 2)), (256, BackwardTile(1, 1, 1)))
+FLOAT64_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2, 2)), (64, BackwardTile(2, 2, 1, 2)),
+                          (128, BackwardTile(4, 1, 1, 2)), (128, BackwardTile(2, 1, 1)),
+                          (128, BackwardTile(2, 1, 1, 2)), (256, BackwardTile(1, 1, 1)))
 
 
 def choose_backward(spec, limit):

@@ -16,12 +16,12 @@ DTYPES = FLOAT16, BFLOAT16, FLOAT32, FLOAT64
 # tensor cores are 7 or more times as fast in TF32 as other units in float32, 8.0, 9.0 and 10.x. NVIDIA's data sheets:
 # 156 TFLOP/s to 19.5 (A100), 495 to 67 (H100); but 35.6 to 35.6 (RTX 3090), 82.6 to 82.6 (RTX 4090), 60 to 30 (L4).
 FASTER_IN_FLOAT32 = ()
-# The same in float64, by data sheets: 19.5 TFLOP/s on tensor cores to 9.7 (A100), 40 to 40 (B200), where operands in
-# registers are used more often than `flash2` does. 67 to 34 (H100) waits for its measurement. All others (8.6, 8.9, 10.3,
-# 12.x) have float64 units for compatibility only, 1/64 as fast as in float32.
+# Where it should be so in float64, by NVIDIA's data sheets: 19.5 TFLOP/s on tensor cores to 9.7 on other units (A100),
+# 40 to 40 (B200), where only shared memory is read less often. 9.0, 67 to 34 (H100), is to be measured. Others (8.6,
+# 8.9, 10.3, 12.x) are some 64 times slower in float64 than in float32, however it is computed.
 FASTER_IN_FLOAT64 = (8, 0), (10, 0)
-ADDS_BY_FOUR = 9, 0     # compute capability from which a thread adds four float32 numbers at once
-WHOLE_IN_FLOAT64 = 9, 0     # and from which products of float64 are not by quarters: see `ptx.mma`
+ADDS_BY_FOUR = 9, 0             # compute capability from which a thread adds four float32 numbers at once
+WHOLE_IN_FLOAT64 = 9, 0         # and from which products of float64 are not by quarters: see `ptx.mma`
 
 
 def why_not(problem, backward=False):
@@ -44,7 +44,7 @@ def why_no_tile(problem, backward):
     limit, spec = shared_limit(), spec_of(problem)
     fits = choose_backward(spec, limit) and choose_dq(spec, limit) if backward else choose(spec, limit)
     return None if fits else (f"{'gradients' if backward else 'tiles'} of {problem.dtype} with d {problem.d} and d_v "
-                              f"{problem.d_v} need more than the {limit // 1024} KB of shared memory that a block has here")
+                              f"{problem.d_v} need more shared memory than the {limit // 1024} KB of a block here")
 
 
 def why_later(problem):

@@ -4,9 +4,9 @@ New idea: the matrix products are instructions. A warp's ``mma.sync`` multiplies
 spread over the registers of its threads, and adds to a third. Q, K and V come from shared memory (`ldmatrix`); the
 scores S never go there: they are left in just the registers from which the next product takes P.
 
-Changed from `flash2`: tiles of 16-bit numbers, or longer ones. A warp owns whole rows, so a row's maximum is four lanes' affair, and no
-barrier's. Copies into shared memory are asynchronous (`cp.async`): the threads start them and go on. So V arrives
-while S = Q K^T is computed, and the next K meanwhile softmax and O += P V::
+Changed from `flash2`: tiles of 16-bit numbers, or of longer ones. A warp owns whole rows, so a row's maximum is four
+lanes' affair, and no barrier's. Copies into shared memory are asynchronous (`cp.async`): the threads start them and go
+on. So V arrives while S = Q K^T is computed, and the next K meanwhile softmax and O += P V::
 
     copies     Q K0 |   V0   |       K1        |   V1   |       K2        | ...
     products        |   S0   | softmax, O += P V0 |  S1 | softmax, O += P V1 | ...
@@ -47,7 +47,8 @@ def make_forward(tile, spec):
     """Build the forward kernel.
 
     Grid: one block for each query tile, the longest first (`tile_place`), or one for each of `spec.sides` of its
-    columns. Block: `tile.warps` warps. Shared memory: `Layout`. A warp owns 16 or 32 query rows; a lane of it two or four, and every fourth pair of their columns.
+    columns. Block: `tile.warps` warps. Shared memory: `Layout`. A warp owns 16 or 32 query rows; a lane of it two or
+    four, and every fourth pair of their columns.
     """
     layout = Layout(tile, spec)
     block_m, block_n, parts, warp_rows, threads = tile.block_m, tile.block_n, tile.parts, tile.warp_rows, tile.threads

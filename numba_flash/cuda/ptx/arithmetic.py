@@ -27,16 +27,17 @@ def _exp2(result, x):
         f"sub.rn.f64 f, {x}, n; mov.f64 p, {_literal(POWER[-1])};",
         *(f"fma.rn.f64 p, p, f, {_literal(factor)};" for factor in (*POWER[-2::-1], 1.0)),
         # the exponent's place is behind the 20 bits of the high word that are a number's first; NaN stays NaN
-        "shl.b32 whole, whole, 20; add.s32 whole, whole, 0x3ff00000; mov.b64 scale, {0, whole}; mul.rn.f64 p, p, scale;",
+        "shl.b32 whole, whole, 20; add.s32 whole, whole, 0x3ff00000; mov.b64 scale, {0, whole};",
+        "mul.rn.f64 p, p, scale;",
         f"setp.lt.f64 tiny, {x}, {_literal(-1022.0)}; selp.f64 p, {_literal(0.0)}, p, tiny;",
         f"setp.ge.f64 huge, {x}, {_literal(1024.0)}; selp.f64 {result}, {_literal(float('inf'))}, p, huge; }}"])
 
 
 @instruction("ex2.approx.ftz.f32 $0, $1;", float32, float32, pure=True, in_float64=_exp2("$0", "$1"))
 def exp2(x):
-    """2^x to two units in the last place; 0 for -inf, and for whatever has no normal number.
+    """2^x to two units in the last place; 0 for -inf, and where it is less than the smallest normal number.
 
-    ISA: "Floating Point Instructions: ex2". In float64 a polynomial.
+    ISA: "Floating Point Instructions: ex2". In float64: `_exp2`.
     """
 
 
@@ -63,8 +64,8 @@ def reciprocal(x):
 def quotient(x, y):
     """x / y to two units in the last place. ISA: "Floating Point Instructions: div".
 
-    In float32: an exact division is a function call for rare operands, and a kernel that calls functions must not keep registers in
-    flight: the linker then serialises all its wgmma (C7509).
+    In float32: an exact division is a function call for rare operands, and a kernel that calls functions must not keep
+    registers in flight: the linker then serialises all its wgmma (C7509).
     """
 
 

@@ -9,9 +9,9 @@ neighbours ("Register Fragments" of wgmma in the ISA)::
     ...                                                          lane // 4: which rows
     row 16w + 8       lane 0     1     2     3   |  0
 
-A thread's part is a tuple of ``columns / 2`` numbers, a *fragment*. Element ``4j + e`` is in the thread's row ``e // 2``
-(0, or 1 for the row eight below) and in column ``8j + e % 2`` from the thread's first, ``2 * (lane % 4)``. A number for
-each of the two rows (m, l, alpha) is a *pair*.
+A thread's part is a tuple of ``columns / 2`` numbers, a *fragment*. Element ``4j + e`` is in the thread's row
+``e // 2`` (0, or 1 for the row eight below) and in column ``8j + e % 2`` from the thread's first, ``2 * (lane % 4)``. A
+number for each of the two rows (m, l, alpha) is a *pair*.
 
 A warp alone holds 16 rows in the same way: an accumulator of ``mma.sync``. Or it holds 32, as a fragment of two *parts*
 behind one another, the second for the lower 16 rows. A thread has four rows then, and a "pair" four numbers.

@@ -1,8 +1,9 @@
 """Whole matrix products of a warp: ``mma.sync``, and the loads of its operands from shared memory.
 
-One instruction multiplies 16 x 16 by 16 x 8 numbers of 16 bits (``m16n8k16``), or 16 x 8 by 8 x 8 of float64 or of
-float32, of which it takes the 11 leading bits, a TF32 number (``m16n8k8``). A product is as many of them as it takes, in one block of
-PTX, with the loads of its operands between them; the assembler moves the loads ahead of what waits for them.
+One instruction multiplies 16 x 16 by 16 x 8 numbers of 16 bits (``m16n8k16``), or 16 x 8 by 8 x 8 of float64, or of
+float32, of which it takes the 11 leading bits, a TF32 number (``m16n8k8``). A product is as many of them as it takes,
+in one block of PTX, with the loads of its operands between them; the assembler moves the loads ahead of what waits for
+them.
 
 An accumulator is a fragment (see `fragments`) of one part, 16 rows, or of two: what is loaded of B then serves twice.
 
@@ -131,12 +132,11 @@ def _load_pairs(names, address, operand, outer, k, of_a):
             f"[{address}{within} + {(STEP * outer + 8 * half + box * operand.rows) * BOX_ROW}];" for half in range(2)]
 
 
-def _addresses(name, address, step_bytes, odd=None):
-    """This lane's address for each step of a box's columns; then for each in an odd row, whose units lie at ``^ odd``.
-    """
+def _addresses(name, address, step_bytes, odd=0):
+    """This lane's address for each step of a box's columns; then, if units of odd rows lie at ``^ odd``, for those."""
     steps = BOX_ROW // step_bytes
-    return [f"xor.b32 {name}{n}, {address}, {n % steps * step_bytes ^ n // steps * 16 * (odd or 0)};"
-            for n in range(steps * (1 if odd is None else 2))]
+    return [f"xor.b32 {name}{n}, {address}, {n % steps * step_bytes ^ n // steps * 16 * odd};"
+            for n in range(steps * (2 if odd else 1))]
 
 
 def _list(names):
@@ -153,7 +153,7 @@ ZEROS = ["zero"] * 4
 class _Of16Bits:
     """What a step of a product is for 16-bit numbers: one instruction."""
 
-    declared, wall, pieces, chain, depth = "", "", 1, 1, 16
+    declared, wall, pieces, chain, item = "", "", 1, 1, 2       # item: bytes of a number
 
     def __init__(self, dtype):
         element = "f16" if dtype == FLOAT16 else "bf16"
@@ -174,7 +174,7 @@ class _Of16Bits:
 class _OfTf32:
     """For float32 at TF32's precision: one instruction, and rounding before."""
 
-    declared, wall, pieces, chain, depth = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1, 1, 8
+    declared, wall, pieces, chain, item = ".reg .b32 a_hi<8>, b_hi<4>;", "", 1, 1, 4
 
     def prepare(self, side, names):
         hi = [f"{side}_hi{n}" for n in range(len(names))]
@@ -194,7 +194,7 @@ class _OfFloat32:
     # products come by turns of so many pieces, behind a wall each, and what a turn multiplies is loaded in the turn
     # before. (All threads share that number, so the assembler knows that no warp goes apart there. For compute
     # capability 8.x it finds a way past some walls, and some registers spill.)
-    wall, pieces, chain, depth = "setp.eq.u32 never, grid_y, {n}; @never trap;", 4, 2, 8
+    wall, pieces, chain, item = "setp.eq.u32 never, grid_y, {n}; @never trap;", 4, 2, 4
 
     def prepare(self, side, names):
         hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
@@ -217,10 +217,9 @@ class _OfFloat32:
 
 
 class _OfFloat64:
-    """For float64: one instruction, or its quarters. Those of a piece's rows wait for one another, so they take turns.
-    """
+    """For float64: one instruction, or four for its quarters, of which two and two add to the same sums."""
 
-    declared, wall, pieces, chain, depth = "", "", 1, 1, 8
+    declared, wall, pieces, chain, item = "", "", 1, 1, 8
 
     def __init__(self, quarters):
         self.quarters = quarters
@@ -269,10 +268,9 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
     must not go on in another box if they begin within one.
     """
     kind = _kind(factors)
-    in_pairs, is_float64 = isinstance(kind, _Of16Bits), isinstance(kind, _OfFloat64)
-    item = 2 if in_pairs else 8 if is_float64 else 4        # bytes
+    item, in_pairs, is_float64 = kind.item, kind.item == 2, kind.item == 8
     real, word = (float64, float64) if is_float64 else (float32, uint32)        # of accumulators, and of packed A
-    count, step = parts * columns // 2, kind.depth
+    count, step = parts * columns // 2, 16 if in_pairs else 8
     a_words = depth // step * 4         # registers of a part of A
     a_count = 1 if a_operand else parts * a_words
     order = (0, 1, 2, 3) if in_pairs else (0, 2, 1, 3)      # of A's registers in an accumulator: columns 2c, 2c + 1
@@ -332,8 +330,9 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         first = count * (2 if accumulate else 1)
         b_address = f"${first + a_count}"
         # at_a, at_b: this lane's address for each step within a box
+        zero = "0d0000000000000000" if is_float64 else "0f00000000"
         lines = [f"{{ .reg .b{word.bitwidth} a<{16 * chain}>, b<{8 * turn * chain}>; .reg .b32 at_a<8>, at_b<8>;",
-                 f".reg .f{real.bitwidth} zero; mov.f{real.bitwidth} zero, {'0d' + 16 * '0' if is_float64 else '0f' + 8 * '0'};",
+                 f".reg .f{real.bitwidth} zero; mov.f{real.bitwidth} zero, {zero};",
                  kind.declared, *addresses("at_b", b_address, b_operand)]
         if a_operand:
             lines += addresses("at_a", f"${first}", a_operand)
@@ -366,8 +365,10 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
         b = lane_address(builder, b, b_operand, of_a=False)
         a = [lane_address(builder, a, a_operand, of_a=True)] if a_operand else unpack(builder, a, a_count)
         # "&": results are written before all arguments have been read
-        out = emit(builder, text(), ir.LiteralStructType([LLVM_TYPES[real]] * count), ["=&" + CONSTRAINTS[real]] * count,
-                   [*acc, *a, b], [*map(str, range(len(acc))), *["r" if a_operand else CONSTRAINTS[word]] * len(a), "r"])
+        a_constraint = "r" if a_operand else CONSTRAINTS[word]
+        out = emit(builder, text(), ir.LiteralStructType([LLVM_TYPES[real]] * count),
+                   ["=&" + CONSTRAINTS[real]] * count, [*acc, *a, b],
+                   [*map(str, range(len(acc))), *[a_constraint] * len(a), "r"])
         return pack(builder, unpack(builder, out, count))
 
     fragment = registers(real, count)

@@ -17,7 +17,7 @@ MOST = float32(30)
 
 @device
 def squash(s, cap):
-    """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 (2e-16) of cap, as scores need it."""
+    """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 of cap, as scores need it."""
     e = exp2(s * quotient(type(cap)(2 * LOG2_E), cap))
     return fma(type(cap)(-2) * cap, reciprocal(type(cap)(1) + e), cap)
 
@@ -59,7 +59,7 @@ def visible(first, stop):
 
 @elementwise
 def hide(s, column, bits, otherwise):
-    """`otherwise` where the row's bit of the column is 0; `column` is to be 0, so that each element's bit is a constant.
+    """`otherwise` where the row's bit of the column is 0. Pass 0 for `column`, so that each bit is a constant.
 
     A thread's columns are 0, 1, 8, 9, 16, ... from its first: up to 128 columns of a tile are 32 bits. To look at a bit
     is shorter than two comparisons.

@@ -12,7 +12,7 @@ BOX_BYTES = 128         # of a row of a box with the 128-byte swizzle: boxes of 
 BOX, ITEM = 64, 2       # columns of a box, and bytes of an element, of 16-bit numbers
 LOG2_E = math.log2(math.e)
 KEY_STEP = 16           # d is rounded up to the depth of one product's instruction
-VALUE_STEP = 16         # and d_v to the columns of a packed fragment
+VALUE_STEP = 16         # and d_v to the columns of a packed fragment; both are multiples of it for each of `sides_of`
 SMALLEST_FACTOR, LARGEST_FACTOR, SMALLEST_DIVISOR = 1e-30, 1e30, 1e-6
 WIDEST_IN_FLOAT64 = 128         # columns of O for which the threads of a warp have registers, with 16 rows
 
@@ -98,8 +98,9 @@ class Spec:
         softcap, smallest = problem.softcap is not None, SMALLEST_DIVISOR if problem.alibi else SMALLEST_FACTOR
         hook = softcap or not smallest < problem.scale < LARGEST_FACTOR
         sides = sides_of(problem.dtype, problem.d, problem.d_v)
-        return cls(problem.dtype, round_up(problem.d, sides * KEY_STEP), round_up(problem.d_v, sides * VALUE_STEP), hook,
-                   softcap, problem.alibi, problem.sinks, problem.tf32, problem.dtype == FLOAT64 and quarters)
+        d, d_v = round_up(problem.d, sides * KEY_STEP), round_up(problem.d_v, sides * VALUE_STEP)
+        return cls(problem.dtype, d, d_v, hook, softcap, problem.alibi, problem.sinks, problem.tf32,
+                   problem.dtype == FLOAT64 and quarters)
 
     @classmethod
     def of_backward(cls, problem, quarters=False):

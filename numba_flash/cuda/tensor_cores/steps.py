@@ -14,8 +14,8 @@ from ..ptx.copies import element_address
 from ..ptx.formats import make_pack, make_store_rows
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, plus, probability,
-                      product, scaled, squash_four, squash_scaled, top, total, visible, weight_of)
+from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, plus,
+                      probability, product, scaled, squash_four, squash_scaled, top, total, visible, weight_of)
 from .spec import LOG2_E
 
 PART = 16       # rows of one part of a fragment
