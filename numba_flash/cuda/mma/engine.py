@@ -12,14 +12,14 @@ from ..tensor_cores.spec import Spec, heads_together, key_heads_together
 from .config import BackwardLayout, DqLayout, Layout, choose, choose_backward, choose_dq
 
 DTYPES = FLOAT16, BFLOAT16, FLOAT32, FLOAT64
-# Compute capabilities where float32 was measured to be faster here than in `flash2`: none so far. It should be where
-# tensor cores are 7 or more times as fast in TF32 as other units in float32, 8.0, 9.0 and 10.x. NVIDIA's data sheets:
-# 156 TFLOP/s to 19.5 (A100), 495 to 67 (H100); but 35.6 to 35.6 (RTX 3090), 82.6 to 82.6 (RTX 4090), 60 to 30 (L4).
-FASTER_IN_FLOAT32 = ()
-# Where it should be so in float64, by NVIDIA's data sheets: 19.5 TFLOP/s on tensor cores to 9.7 on other units (A100),
-# 40 to 40 (B200), where only shared memory is read less often. 9.0, 67 to 34 (H100), is to be measured. Others (8.6,
-# 8.9, 10.3, 12.x) are some 64 times slower in float64 than in float32, however it is computed.
-FASTER_IN_FLOAT64 = (8, 0), (10, 0)
+# Compute capabilities where float32 is faster here than in `flash2`. On an H200 (9.0) it is twice as fast. It should be
+# so where tensor cores are 7 or more times as fast in TF32 as other units in float32. NVIDIA's data sheets: 156 TFLOP/s
+# to 19.5 (A100), 495 to 67 (H100); but 35.6 to 35.6 (RTX 3090), 82.6 to 82.6 (RTX 4090), 60 to 30 (L4).
+FASTER_IN_FLOAT32 = (8, 0), (9, 0), (10, 0)
+# The same in float64. On an H200 it has 62 to 76 % of a matrix product's speed. NVIDIA's data sheets: 19.5 TFLOP/s on
+# tensor cores to 9.7 on other units (A100), 67 to 34 (H100), 40 to 40 (B200), where only shared memory is read less
+# often. Others (8.6, 8.9, 10.3, 12.x) are some 64 times slower in float64 than in float32, however it is computed.
+FASTER_IN_FLOAT64 = (8, 0), (9, 0), (10, 0)
 ADDS_BY_FOUR = 9, 0             # compute capability from which a thread adds four float32 numbers at once
 WHOLE_IN_FLOAT64 = 9, 0         # and from which products of float64 are not by quarters: see `ptx.mma`
 
@@ -50,7 +50,7 @@ def why_no_tile(problem, backward):
 def why_later(problem):
     """Why "auto" should rather take `flash2` here, in words; None if it shouldn't."""
     if problem.dtype == FLOAT32 and not problem.tf32 and capability() not in FASTER_IN_FLOAT32:
-        return "float32 is three TF32 products, which were not yet measured to be faster here"
+        return "float32 is three TF32 products, which are not known to be faster here than other units"
     if problem.dtype == FLOAT64 and capability() not in FASTER_IN_FLOAT64:
         return "float64 is not known to be faster here on tensor cores than on other units"
     return None
@@ -111,7 +111,7 @@ def plan_backward(problem, device):
                       (tile, spec, not problem.deterministic, adds_by_four(problem)), (tile.threads, 1),
                       BackwardLayout(tile, spec).total)
     tiles = -(-problem.n_k // tile.block_n)
-    together = key_heads_together(problem, tiles, attribute(PROCESSORS, device))
+    together = key_heads_together(tiles, attribute(PROCESSORS, device))
     return Plan(launch, tiles * problem.batch * problem.kv_heads * spec.sides,
                 (problem.group, together, *numbers(spec, problem)))
 
