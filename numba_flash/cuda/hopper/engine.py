@@ -104,7 +104,7 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     q, k, v = map(for_copies, (operands.q, operands.k, operands.v))
     tiles, processors = -(-problem.n_k // tile.block_n), attribute(PROCESSORS, do.data.device_id)
     shares = shares_of_group(problem, tiles, processors)
-    together = key_heads_together(tiles, processors)
+    together = key_heads_together(problem, tiles, processors)
     dq_sums = zero_sums(gradients.dq, layout.dq_parts)
     key_sums = [zero_sums(x, parts) if shares > 1 else dq_sums for x, parts in zip((dk, dv), layout.key_parts)]
     turns = cupy.zeros((*dq_sums.shape[:3], 1), np.int32) if problem.deterministic else None

@@ -111,7 +111,7 @@ def plan_backward(problem, device):
                       (tile, spec, not problem.deterministic, adds_by_four(problem)), (tile.threads, 1),
                       BackwardLayout(tile, spec).total)
     tiles = -(-problem.n_k // tile.block_n)
-    together = key_heads_together(tiles, attribute(PROCESSORS, device))
+    together = key_heads_together(problem, tiles, attribute(PROCESSORS, device))
     return Plan(launch, tiles * problem.batch * problem.kv_heads * spec.sides,
                 (problem.group, together, *numbers(spec, problem)))
 

@@ -117,13 +117,13 @@ def heads_together(problem, processors):
     return max(1, processors // 4) if _is_causal(problem) else 1
 
 
-def key_heads_together(tiles, processors):
+def key_heads_together(problem, tiles, processors):
     """The same for K/V tiles, so many for a head, of which each is a block: as many as run at the same time.
 
     Twice as many were slower at n 4096 and 16384; one, 1.5 times as slow at n 4096 where blocks add to dQ in turn, and
     1.2 times with 8 key heads under a causal mask.
     """
-    return max(1, processors // tiles)
+    return -(-processors // tiles) if problem.deterministic else max(1, processors // tiles)
 
 
 def shares_of_group(problem, tiles, processors):
