@@ -113,6 +113,12 @@ def test_a_sink_of_minus_infinity_is_no_sink(engine):
     check_answer(answer[:-1], do, q, k, v, dlse, **options)
 
 
+def test_a_large_softcap_changes_nothing(engine):
+    """``cap (1 - 2 / (1 + exp(2 s / cap)))`` is tanh in few steps, but off by units of cap's last place."""
+    do, q, k, v = problem(n_q=5, n_k=7, d=8)
+    check_answer(engine.both(do, q, k, v, softcap=1e5), do, q, k, v)
+
+
 def test_mask_values_of_another_dtype(engine):
     """transformers and others add finfo.min where they mean to hide; in float64 it is more than float32 can hold."""
     do, q, k, v = problem(n_q=3, n_k=5, d=4)

@@ -46,6 +46,7 @@ def test_each_gpu_has_its_engine(auto, capability, name, backward):
         assert float64 == ("mma" if fast else "flash2")
     assert auto(capability, replace(PLAIN, d=20), backward) == "flash2"
     assert auto(capability, replace(PLAIN, mask=True), backward) == "flash2"
+    assert auto(capability, replace(PLAIN, softcap=1000.0), backward) == "flash2"
 
 
 @pytest.mark.parametrize("change", [{"d": 192, "d_v": 192}, {"softcap": 2.0}, {"deterministic": True}], ids=str)

@@ -29,8 +29,8 @@ the tensor core takes 11; what is lost is at most one unit of x's last place, up
 not cut off. Then A B = lo hi + hi lo + hi hi, without lo lo, which is at most 2^-22 of the rest, and of either sign. A
 tensor core cuts off what does not fit into its float32 sum, always towards zero: in a chain the losses add up, to some
 4e-6 of the result for a depth of 256, where float32 sums are right to 5e-7. So two steps of the depth are a chain of
-their own, of six instructions, the small products first, and are added to the accumulator by an ordinary addition, which
-rounds to the nearest. (Each step alone costs a tenth to a half more time.)
+their own, of six instructions, the small products first, and are added to the accumulator by an ordinary addition,
+which rounds to the nearest. (Each step alone costs a tenth to a half more time.)
 
 **float32, at TF32's precision** (``precision="tf32"``): hi hi alone, all in one chain. Rounding by one multiplication:
 hi = x (1 + 2^-11.5), of which the tensor core cuts the end off, adds between 0.7 and 1.4 halves of the unit that x is

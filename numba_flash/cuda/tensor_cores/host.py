@@ -13,6 +13,7 @@ LARGEST_HEAD_DIM = 256
 LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
 ALIGNMENT = 16                                  # bytes, of the base and of all strides: the unit of copies
 LARGEST_STRIDE = 1 << 40
+LARGEST_CAP = 256               # in 16 bits: scores are right to 1e-4 then, see `softmax.squash_four`
 THREADS = 256                                   # of the kernels around a backward kernel
 
 
@@ -29,6 +30,8 @@ def why_not_for_tensor_cores(problem, dtypes=(FLOAT16, BFLOAT16)):
         if size % step or size > LARGEST_HEAD_DIM:
             return (f"head dims of {problem.dtype} must be multiples of {step} up to {LARGEST_HEAD_DIM}, and {name} is "
                     f"{size}")
+    if problem.dtype.itemsize == 2 and (problem.softcap or 0) > LARGEST_CAP:
+        return f"in {problem.dtype} its softcap is {LARGEST_CAP} at the most, and here it is {problem.softcap}"
     if max(problem.n_q, problem.n_k) > LARGEST_LENGTH:
         return f"sequences must not be longer than {LARGEST_LENGTH}"
     return None

@@ -4,37 +4,63 @@ The hardware's exponential is base 2, so ``exp(s - m) = 2^(s factor - m factor)`
 ``scale log2(e)`` for scores that have not been scaled yet: one multiply-add and one exponential an element.
 """
 
+from functools import lru_cache
 from math import inf
 
 from ..compile import device
 from ..ptx.arithmetic import at_most, exp2, fma, log2, low_bits, maximum, quotient, reciprocal
-from ..ptx.assembly import float32, int32
+from ..ptx.assembly import float32, float64, int32
 from ..ptx.fragments import elementwise, fourwise, make_across_quad, make_fold_rows, rowwise
+from ..signatures import real_type
 from .spec import LOG2_E
 
 MOST = float32(30)
 
 
 @device
-def squash(s, cap):
-    """``cap * tanh(s / cap)``, as ``tanh(x) = 1 - 2 / (1 + exp(2x))``: right to 1e-7 of cap, as scores need it."""
-    e = exp2(s * quotient(type(cap)(2 * LOG2_E), cap))
-    return fma(type(cap)(-2) * cap, reciprocal(type(cap)(1) + e), cap)
+def series_in_float32(t):
+    """(tanh(x) / x - 1) / t for ``t = x^2`` up to 1/16, by tanh's power series."""
+    p = fma(t, float32(62 / 2835), float32(-17 / 315))
+    return fma(t, fma(t, p, float32(2 / 15)), float32(-1 / 3))
 
 
-@elementwise
-def squash_scaled(s, scale, cap):
-    """`squash` of scale s."""
-    return squash(scale * s, cap)
+@device
+def series_in_float64(t):
+    """The same with as many terms as float64 needs."""
+    p = fma(t, 443861162 / -1856156927625, 6404582 / 10854718875)
+    p = fma(t, fma(t, p, -929569 / 638512875), 21844 / 6081075)
+    p = fma(t, fma(t, p, -1382 / 155925), 62 / 2835)
+    return fma(t, fma(t, fma(t, p, -17 / 315), 2 / 15), -1 / 3)
+
+
+@lru_cache(maxsize=None)
+def make_squash(dtype):
+    """Build ``squash(s, scale, cap)``: ``cap * tanh(scale s / cap)``, with ``tanh(x) = 1 - 2 / (1 + exp(2x))``.
+
+    Its error is a unit of cap's last place or two. That is enough for exponentials in 16 bits up to `LARGEST_CAP`, but
+    for longer dtypes it is too much where x is small.
+    """
+    in_16_bits, real = dtype.itemsize == 2, real_type(dtype)
+    series = series_in_float64 if real == float64 else series_in_float32
+
+    @elementwise
+    def squash(s, scale, cap):
+        s *= scale
+        x = s * quotient(real(1), cap)
+        far = fma(real(-2) * cap, reciprocal(real(1) + exp2(x * real(2 * LOG2_E))), cap)
+        t = x * x
+        return far if in_16_bits or not t < real(1 / 16) else fma(s * t, series(t), s)
+
+    return squash
 
 
 @fourwise
 def squash_four(s, factor, cap):
-    """The same less cap, right to 5e-7 of cap, for ``factor = 2 log2(e) scale / cap``, four of a row at a time.
+    """``cap * tanh(scale s / cap) - cap``, right to 5e-7 of cap, for ``factor = 2 log2(e) scale / cap``.
 
-    A softcap waits for special functions, and here four share a reciprocal. A NaN among them takes the others along: so
-    no hidden key may bring one, and if a visible one does, all of its row are lost. Beyond 2^30, which tanh can't tell
-    from infinity, the product of four could overflow.
+    A softcap waits for special functions, and here four elements of a row share a reciprocal. A NaN among them takes
+    the others along: so no hidden key may bring one, and if a visible one does, all of its row are lost anyway. Beyond
+    2^30, which tanh can't tell from infinity, the product of four could overflow.
     """
     a, b = float32(1) + exp2(at_most(s[0] * factor, MOST)), float32(1) + exp2(at_most(s[1] * factor, MOST))
     c, d = float32(1) + exp2(at_most(s[2] * factor, MOST)), float32(1) + exp2(at_most(s[3] * factor, MOST))

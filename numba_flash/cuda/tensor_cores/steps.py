@@ -14,8 +14,8 @@ from ..ptx.copies import element_address
 from ..ptx.formats import make_pack, make_store_rows
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, normalised, plus,
-                      probability, product, scaled, squash_four, squash_scaled, top, total, visible, weight_of)
+from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, make_squash, normalised,
+                      plus, probability, product, scaled, squash_four, top, total, visible, weight_of)
 from .spec import LOG2_E
 
 PART = 16       # rows of one part of a fragment
@@ -87,7 +87,7 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         The thread's number in the group.
     """
     softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
-    in_fours = spec.item == 2
+    in_16_bits, squash = spec.item == 2, make_squash(spec.dtype)
     down, nothing = make_rows_down(parts), make_filled(4 * parts, 0.0, real)
 
     @device
@@ -110,12 +110,12 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         some_hidden = j < all_first or j + block_n > all_stop
         rest = nothing()
         if softcap:
-            if in_fours:
+            if in_16_bits:
                 if some_hidden:
                     s = masked(s, j, i, band, real(0))      # or a hidden NaN takes others along
                 s, rest = squash_four(s, scale * quotient(real(2 * LOG2_E), cap), cap), for_all(rest, cap)
             else:
-                s = squash_scaled(s, scale, cap)
+                s = squash(s, scale, cap)
         elif hook:
             s = scaled(s, scale)
         if alibi:
