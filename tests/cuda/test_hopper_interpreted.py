@@ -14,6 +14,7 @@ from helpers import check_answer, problem
 from interpreted import Run
 from interpreter_hopper import HopperBlock, TensorMap
 
+from numba_flash import attention
 from numba_flash.cuda import compile
 from numba_flash.cuda.hopper import config
 from numba_flash.cuda.tensor_cores.host import numbers
@@ -137,6 +138,19 @@ def test_the_order_of_sums_repeats():
     answers = [both(*inputs, deterministic=True, processors=3, seed=seed) for seed in range(2)]
     check_answer(answers[0], *inputs)
     assert answers[0][2].tobytes() == answers[1][2].tobytes()
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3])
+def test_hidden_keys_may_hold_nan(scale):
+    """Keys, under a softcap, where scores share a reciprocal."""
+    do, q, k, v = problem(heads=1, n_q=20, n_k=150, d=16, dtype=BFLOAT16)
+    k[:, :, 20:] = np.nan
+    options = {"causal": "top_left", "softcap": 2.0, "scale": scale}
+    o, lse = Call(do, q, k, v, **options).forward()
+    right, right_lse = attention(*(x.astype(np.float64) for x in (q, k[:, :, :20], v[:, :, :20])), return_lse=True,
+                                 **options)
+    np.testing.assert_allclose(o.astype(np.float64), right, rtol=.02, atol=.02)
+    np.testing.assert_allclose(lse, right_lse, rtol=1e-4, atol=1e-4)
 
 
 FAULTS = {

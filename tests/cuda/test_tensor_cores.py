@@ -163,16 +163,20 @@ def test_graph_capture_and_replay(engine):
     assert bool((captured == nf.attention(q, k, v, kernel=engine.kernel)).all())
 
 
-@pytest.mark.parametrize("change, words", [({"dtype": np.float64}, "float64"), ({"d": 20}, "20"), ({"d": 264}, "264")])
-def test_what_it_cannot_do(engine, change, words):
+@pytest.mark.parametrize("change, options, words", [
+    ({"dtype": np.float64}, {}, "float64"), ({"d": 20}, {}, "20"), ({"d": 264}, {}, "264"),
+    ({}, {"softcap": 500}, "256")])
+def test_what_it_cannot_do(engine, change, options, words):
     if "dtype" in change and engine.kernel not in engines.ONLY_16_BIT:
         pytest.skip("it can")
     _, q, k, v = (engine.put(x) for x in problem(**{"d": 64, "dtype": np.float16, **change}))
     with pytest.raises(ValueError, match=words):
-        nf.attention(q, k, v, kernel=engine.kernel)
+        nf.attention(q, k, v, kernel=engine.kernel, **options)
 
 
-@pytest.mark.parametrize("options", [{"causal": "top_left"}, {"window": (3, 2)}], ids=str)
+@pytest.mark.parametrize("options", [{"causal": "top_left"}, {"window": (3, 2)},
+                                     {"causal": "top_left", "softcap": 2.0},
+                                     {"window": (3, 2), "softcap": 2.0, "scale": 0.0}], ids=str)
 def test_keys_that_no_query_sees_never_leak(engine, options):
     do, q, k, v = problem(n_q=20, n_k=150, d=64, dtype=BFLOAT16)
     clean = engine.attention(q, k, v, **options)
