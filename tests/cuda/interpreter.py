@@ -245,6 +245,8 @@ class Warp:
             result = x[0].astype(np.longdouble if type_ == "f64" else np.float64) * x[1] + x[2]
         elif name == "mad":
             result = x[0] * x[1] + x[2]
+        elif opcode[:2] == ["min", "NaN"]:
+            result = np.minimum(*x)
         elif opcode[:2] == ["mul", "hi"]:
             result = np.array([int(a) * int(b) >> 8 * x[0].itemsize for a, b in zip(*x)], x[0].dtype)
         elif name == "bfi":
