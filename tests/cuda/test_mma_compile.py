@@ -1,4 +1,4 @@
-"""The kernels of `mma` for every tile shape and option, compiled without a GPU to the machine code of all its GPUs."""
+"""The kernels of `mma` for every tile shape and option, compiled without a GPU to the machine code of its GPUs."""
 
 from functools import lru_cache
 
@@ -11,7 +11,8 @@ from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
-LIMITS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}     # KB of shared memory
+GPUS = {163: [(8, 0)], 99: [(8, 6), (8, 9), (12, 0)], 227: [(9, 0), (10, 0)]}      # by KB of shared memory
+LIMITS = {cc: limit for limit, gpus in GPUS.items() for cc in gpus}
 HANDFUL = 32        # bytes of spills: addresses that a step reads once
 ALL = {"hook": True, "softcap": True, "alibi": True, "sinks": True}
 SPECS = [
@@ -24,8 +25,11 @@ SPECS = [
 
 
 def cases(specs):
-    """Specs, each for all GPUs; in float32, which takes long to compile, for one of each size of shared memory."""
-    return [(spec, cc) for spec in specs for cc in LIMITS if spec.dtype != FLOAT32 or cc in ((8, 0), (9, 0), (12, 0))]
+    """Specs, each for every size of shared memory, which decides on the tile shape: its GPUs take turns.
+
+    And skip a turn after each round, or in lists of three kinds of spec after one another each GPU would have its own.
+    """
+    return [(spec, gpus[(n + n // len(gpus)) % len(gpus)]) for n, spec in enumerate(specs) for gpus in GPUS.values()]
 
 
 def name(x):
@@ -64,18 +68,48 @@ BACKWARD_SPECS = [*(spec for spec in SPECS if not spec.sinks),
                     for dtype in (FLOAT16, FLOAT32))]
 
 
-@pytest.mark.parametrize("adds_dq", [True, False])
-@pytest.mark.parametrize("spec, cc", cases(BACKWARD_SPECS), ids=name)
-def test_backward(spec, adds_dq, cc):
+def check_backward(spec, cc, adds_dq):
     tile = config.choose_backward(spec, LIMITS[cc] * 1024)
     layout = config.BackwardLayout(tile, spec)
     check(cc, layout, HANDFUL, "mma.backward:make_backward", tile, spec, adds_dq, False)
 
 
 @pytest.mark.parametrize("spec, cc", cases(BACKWARD_SPECS), ids=name)
+def test_backward(spec, cc):
+    check_backward(spec, cc, adds_dq=True)
+
+
+def first_of_each_kind(cases):
+    """Of cases with the same tile shape, options, and size of numbers the first."""
+    kinds = {}
+    for spec, cc in cases:
+        tile = config.choose_backward(spec, LIMITS[cc] * 1024)
+        kinds.setdefault((tile, spec.item, spec.hook, spec.softcap, spec.alibi), (spec, cc))
+    return list(kinds.values())
+
+
+@pytest.mark.parametrize("spec, cc", first_of_each_kind(cases(BACKWARD_SPECS)), ids=name)
+def test_backward_without_dq(spec, cc):
+    """The same kernel less the last of its products."""
+    check_backward(spec, cc, adds_dq=False)
+
+
+@pytest.mark.parametrize("spec, cc", cases(BACKWARD_SPECS), ids=name)
 def test_backward_of_queries(spec, cc):
     tile = config.choose_dq(spec, LIMITS[cc] * 1024)
     check(cc, config.DqLayout(tile, spec), HANDFUL, "mma.backward_dq:make_dq", tile, spec)
+
+
+@pytest.mark.parametrize("choose, specs, item, tables", [
+    (config.choose, SPECS, 2, (config.TILES, config.SMALL_TILES)),
+    (config.choose, SPECS, 4, (config.FLOAT32_TILES, config.SMALL_FLOAT32_TILES)),
+    (config.choose_backward, BACKWARD_SPECS, 2, (config.BACKWARD_TILES,)),
+    (config.choose_backward, BACKWARD_SPECS, 4, (config.FLOAT32_BACKWARD_TILES,)),
+    (config.choose_dq, BACKWARD_SPECS, 2, (config.DQ_TILES,)),
+    (config.choose_dq, BACKWARD_SPECS, 4, (config.FLOAT32_DQ_TILES,))])
+def test_no_tile_shape_is_left_out(choose, specs, item, tables):
+    chosen = {choose(spec, LIMITS[cc] * 1024) for spec, cc in cases(specs) if spec.item == item}
+    assert chosen == {tile for table in tables for _, tile in table}
 
 
 @pytest.mark.parametrize("cc", LIMITS, ids=name)
