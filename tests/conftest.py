@@ -1,5 +1,7 @@
 """Every engine of this machine, as one fixture; answers are filled with NaN before anything computes them."""
 
+import gc
+
 import pytest
 from helpers import ENGINES
 from hypothesis import settings
@@ -10,6 +12,9 @@ from numba_flash.check import gpu_trouble
 # Compiling makes the first example slow; a fixed seed keeps CI repeatable.
 settings.register_profile("numba_flash", deadline=None, derandomize=True)
 settings.load_profile("numba_flash")
+
+# Numba's compiler makes millions of objects that stay: to look for garbage after every 700 takes an eighth of its time.
+gc.set_threshold(100_000)
 
 
 @pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine.kernel}-{engine.place}")
