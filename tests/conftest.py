@@ -27,6 +27,13 @@ def engine(request):
     return request.param
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A process with no tests left takes some of another's: nearly all that take seconds stand side by side."""
+    from xdist.scheduler import WorkStealingScheduling
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         place = getattr(item, "callspec", None) and item.callspec.params.get("engine")

@@ -32,7 +32,7 @@ dQ alone, d to 128   64 x 32, 2   64 x 32             64 x 32, 2
 dQ alone, d to 256   64 x 16      32 x 16             64 x 16, 2
 ===================  ===========  ==================  ================
 
-None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all of them for each of these GPUs.
+None has been tuned on a GPU yet. `tests/cuda/test_mma_compile.py` compiles all of them, for a GPU of each column.
 """
 
 from dataclasses import dataclass
