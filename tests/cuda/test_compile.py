@@ -18,18 +18,13 @@ FLOAT64_ARITHMETIC = re.compile(r"\b(?:add|sub|mul|fma|div|mad|neg|abs|min|max|c
 
 
 def cases():
-    """(kernel, dtype, largest head dim, shape, need): every row of `config`, with the most that it is for.
-
-    The 16-bit types take turns: they differ in how a number becomes float32 and how a result is rounded.
-    """
+    """(kernel, dtype, largest head dim, shape, need): every row of `config`, with the most that it is for."""
     for kernel in KERNELS:
-        for n, (largest, need, shape) in enumerate(FLOAT32_SHAPES[kernel]):
-            for dtype in FLOAT32, (FLOAT16, BFLOAT16)[n % 2]:
+        for dtype in FLOAT32, FLOAT16, BFLOAT16, FLOAT64:
+            for largest, need, shape in (FLOAT64_SHAPES if dtype == FLOAT64 else FLOAT32_SHAPES)[kernel]:
                 yield kernel, dtype, largest, shape, need
-            if need == SCORE:
-                yield kernel, FLOAT32, largest, shape, PLAIN
-        for largest, need, shape in FLOAT64_SHAPES[kernel]:
-            yield kernel, FLOAT64, largest, shape, need
+                if dtype == FLOAT32 and need == SCORE:
+                    yield kernel, dtype, largest, shape, PLAIN
 
 
 def name(case):
