@@ -1,5 +1,7 @@
 """Every engine of this machine, as one fixture; answers are filled with NaN before anything computes them."""
 
+import gc
+
 import pytest
 from helpers import ENGINES
 from hypothesis import settings
@@ -11,6 +13,9 @@ from numba_flash.check import gpu_trouble
 settings.register_profile("numba_flash", deadline=None, derandomize=True)
 settings.load_profile("numba_flash")
 
+# Numba's compiler makes millions of objects that stay: to look for garbage after every 700 takes an eighth of its time.
+gc.set_threshold(100_000)
+
 
 @pytest.fixture(params=ENGINES, ids=lambda engine: f"{engine.kernel}-{engine.place}")
 def engine(request):
@@ -20,6 +25,13 @@ def engine(request):
     if request.param.place != "simulator" and engines.simulated():
         pytest.skip("the simulator is on; this engine is tested without it")
     return request.param
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """A process with no tests left takes some of another's: nearly all that take seconds stand side by side."""
+    from xdist.scheduler import WorkStealingScheduling
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
 def pytest_collection_modifyitems(items):

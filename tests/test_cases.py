@@ -77,7 +77,7 @@ def test_nan_hidden_from_some_rows_of_a_tile(engine, bad):
 @pytest.mark.parametrize("hide", ["mask", "bias", "window"])
 def test_padding_never_leaks(engine, hide, softcap):
     """A key that no row sees: NaN in it may reach neither o nor any gradient."""
-    do, q, k, v = problem(heads=4, kv_heads=2, n_q=5, n_k=9, d=4)
+    do, q, k, v = problem(heads=2, kv_heads=1, n_q=5, n_k=9, d=4)
     options = {"mask": {"mask": np.arange(9) < 6},
                "bias": {"bias": np.where(np.arange(9) < 6, 0.5, -np.inf).astype(np.float32)},
                "window": {"window": (None, 0), "causal": "top_left"}}[hide]
@@ -240,6 +240,8 @@ def test_zero_sizes(engine, batch, n_q, n_k, options):
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (9, 3), (6, 1), (48, 2), (40, 2), (80, 4), (7, 7)])
 def test_grouped_head_mapping(engine, heads, kv_heads):
     """onnx PR#7274, axlearn PR#842: kv heads tiled (0,1,0,1) instead of repeated (0,0,1,1)."""
+    if engine.place == "simulator" and heads > 9:
+        pytest.skip("too slow in the simulator")
     v = np.arange(1, kv_heads + 1, dtype=np.float32).reshape(1, -1, 1, 1)
     o, _ = engine.attention(np.ones((1, heads, 1, 1), np.float32), np.ones_like(v), v)
     assert flat(o) == [1 + h // (heads // kv_heads) for h in range(heads)]
@@ -277,6 +279,8 @@ LAYOUTS = {
 @pytest.mark.parametrize("dtype", [np.float32, np.float16], ids=["float32", "float16"])
 def test_strided_inputs(engine, name, dtype):
     """pytorch#191937, #146377, numba#3705, cupy#3095: strides of 0, 2 or -1 gave garbage."""
+    if engine.place == "simulator" and list(LAYOUTS).index(name) % 2 == (dtype == np.float32):
+        pytest.skip("too slow in the simulator: there the dtypes take turns")
     n_q, n_k = (5, 7) if engine.place == "simulator" else (20, 33)
     do, q, k, v = (LAYOUTS[name](x) for x in problem(batch=2, n_q=n_q, n_k=n_k, d=6, dtype=dtype))
     bias = LAYOUTS[name](normal(np.random.default_rng(8), 2, 2, n_q, n_k))
@@ -320,7 +324,7 @@ def test_window_edges(engine, window, causal, n_k, values, right):
 def test_window_edges_across_tiles(engine):
     """The same at a length of several tiles; the widest window is causal attention to the bit."""
     n = 9 if engine.place == "simulator" else 200
-    do, q, k, v = problem(n_q=n, d=4)
+    do, q, k, v = problem(heads=1, n_q=n, d=4)
     wide, causal = engine.both(do, q, k, v, window=(n - 1, 0)), engine.both(do, q, k, v, causal=True)
     assert all(np.array_equal(a, b) for a, b in zip(wide, causal))
     for window in ((0, 0), (1, 0), (n // 3, 0), (0, 1), (n // 2, n // 4), (n - 2, 0)):

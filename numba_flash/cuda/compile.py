@@ -109,8 +109,10 @@ def assemble(ptx, cc):
         return Assembled.of(target.read_bytes(), done.stderr)
 
 
-def link(code, cc):
+def link(code, cc, output="cubin"):
     """Machine code of PTX, or of intermediate code, by nvJitLink, which is what runs, and what it says of it.
+
+    Of intermediate code it can give the PTX ("ptx") that it makes of it on the way.
 
     PTX is assembled as a part of a program, whose other parts a kernel must be ready to meet: setmaxnreg is then
     ignored, and wgmma serialised (C7504, C7512). Intermediate code is optimised as a whole.
@@ -118,9 +120,10 @@ def link(code, cc):
     from cuda.core import Linker, LinkerOptions, ObjectCode
     is_ptx = isinstance(code, str)
     part = ObjectCode.from_ptx(code.encode()) if is_ptx else ObjectCode.from_ltoir(code)
-    options = LinkerOptions(arch=_architecture(cc), link_time_optimization=None if is_ptx else True, verbose=True)
+    options = LinkerOptions(arch=_architecture(cc), link_time_optimization=None if is_ptx else True, verbose=True,
+                            ptx=True if output == "ptx" else None)
     linker = Linker(part, options=options)
-    return bytes(linker.link("cubin").code), linker.get_info_log()
+    return bytes(linker.link(output).code), linker.get_info_log()
 
 
 @lru_cache(maxsize=None)

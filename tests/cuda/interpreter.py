@@ -44,12 +44,11 @@ def sum_cut_off(terms):
 
     So has been found on several generations, and that the sum of such terms is cut off too, and never rounded.
     """
-    terms = np.stack([np.asarray(term, np.float64) for term in terms])
-    largest = np.abs(terms).max(0)
-    unit = np.ldexp(1.0, np.frexp(np.where(np.isfinite(largest), largest, 0))[1] - 26)
-    exact = np.where(np.isfinite(largest), np.trunc(terms / unit) * unit, terms).sum(0)
+    terms = np.stack(terms)                     # in float64
+    unit = np.ldexp(1.0, np.frexp(np.abs(terms).max(0))[1] - 26)            # or anything, beside an infinity
+    exact = (np.trunc(terms / unit) * unit).sum(0)
     rounded = exact.astype(np.float32)
-    return np.where(np.abs(rounded.astype(np.float64)) > np.abs(exact), np.nextafter(rounded, np.float32(0)), rounded)
+    return np.where(np.abs(rounded) > np.abs(exact), np.nextafter(rounded, np.float32(0)), rounded)
 
 
 def _statements(body):

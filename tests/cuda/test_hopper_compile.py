@@ -25,20 +25,28 @@ def name(spec):
     return f"{spec.dtype}-{spec.d}x{spec.d_v}{options}"
 
 
+def check(kernel, threads):
+    """Compile a kernel to what runs and judge that; returns its PTX. Numba takes longest, and comes once for both.
+
+    A spill is not only slow: a register that goes to memory while wgmma writes it makes ptxas serialise (C7510).
+    """
+    code = compile.compile_kernel(*kernel, threads, config.TARGET, "ltoir")
+    assembled = compile.Assembled.of(*compile.link(code, config.TARGET))
+    assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
+    assert not re.search(r"\(C\d+\)", assembled.messages), assembled.messages
+    ptx = compile.link(code, config.TARGET, "ptx")[0].decode()
+    assert ".f64" not in ptx and "call." not in ptx
+    return ptx
+
+
 @pytest.mark.parametrize("spec", SPECS, ids=name)
 def test_kernel_stays_in_registers(spec):
-    """Not only for speed: a register that goes to memory while wgmma writes it makes ptxas serialise (C7510)."""
     from numba_flash.cuda.hopper.forward import make_forward
 
     tile = config.choose(spec)
-    ptx, code = (compile.compile_kernel(*make_forward(tile, spec), tile.threads, config.TARGET, output)
-                 for output in ("ptx", "ltoir"))
-    assembled = compile.Assembled.of(*compile.link(code, config.TARGET))       # this is what runs
-    assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
-    assert not re.search(r"\(C\d+\)", assembled.messages), assembled.messages
+    ptx = check(make_forward(tile, spec), tile.threads)
     steps = 3 * spec.d // 16 + 2 * tile.block_n // 16       # S of the first, the next, the next query tile's first; O
     assert ptx.count("wgmma.mma_async") == steps, "a product is written out elsewhere, or was dropped"
-    assert ".f64" not in ptx and "call." not in ptx
     assert ptx.count(".param .align 128") == 3, "tensor maps are no longer passed by value"
 
 
@@ -60,14 +68,10 @@ def check_backward(spec, ordered):
     layout = config.BackwardLayout(tile, spec)
     assert layout.total <= 227 * 1024 and not any(offset % 1024 for offset in layout.offsets[:5])
     kernel = (backward_wide if tile.wide else backward).make_backward(tile, spec, ordered)
-    ptx, code = (compile.compile_kernel(*kernel, tile.threads, config.TARGET, output) for output in ("ptx", "ltoir"))
-    assembled = compile.Assembled.of(*compile.link(code, config.TARGET))
-    assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
-    assert not re.search(r"\(C\d+\)", assembled.messages), assembled.messages
+    ptx = check(kernel, tile.threads)
     s, dp, dv, dk = spec.d // 16, spec.d_v // 16, tile.block_m // 16, tile.block_m // 16
     dq = tile.block_n // 16 * (2 if tile.wide else 1)       # of both consumers, if they have code of their own
     assert ptx.count("wgmma.mma_async") == 2 * (s + dp) + dv + dk + 2 * dq
-    assert ".f64" not in ptx and "call." not in ptx
 
 
 @pytest.mark.parametrize("spec", BACKWARD_SPECS, ids=name)
@@ -89,9 +93,7 @@ def test_kernels_around_the_backward_kernel(dtype):
     parts = [config.BackwardLayout(config.choose_backward(spec), spec).dq_parts for spec in specs]
     for kernel, threads in ([(make_query_numbers(256, lanes, 64, dtype, lanes > 4), 256) for lanes in (1, 8, 32)]
                             + [(make_round(its_parts, dtype), 128) for its_parts in parts]):
-        assembled = compile.Assembled.of(*compile.link(compile.compile_kernel(*kernel, threads, config.TARGET, "ltoir"),
-                                                       config.TARGET))
-        assert assembled.spill_bytes == 0 and assembled.stack_bytes == 0
+        check(kernel, threads)
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=name)

@@ -1,4 +1,4 @@
-"""The kernels of `mma` for every tile shape and option, compiled without a GPU to the machine code of all its GPUs."""
+"""The kernels of `mma` for every tile shape and option, compiled without a GPU to the machine code of its GPUs."""
 
 from dataclasses import replace
 from functools import lru_cache
@@ -12,7 +12,8 @@ from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
-LIMITS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}     # KB of shared memory
+GPUS = {163: [(8, 0)], 99: [(8, 6), (8, 9), (12, 0)], 227: [(9, 0), (10, 0)]}      # by KB of shared memory
+LIMITS = {cc: limit for limit, gpus in GPUS.items() for cc in gpus}
 HANDFUL = 32        # bytes of spills: addresses that a step reads once
 ALL = {"hook": True, "softcap": True, "alibi": True, "sinks": True}
 SPECS = [
@@ -32,15 +33,15 @@ FLOAT64_SPECS = [*((Spec(FLOAT64, d, d, quarters=True), cc) for d, cc in (
                  (Spec(FLOAT64, 128, 128, **ALL), (9, 0))]
 
 
-def cases(specs, in_float64=FLOAT64_SPECS):
-    """Specs, each for all GPUs; in float32, which takes long to compile, for one of each size of shared memory."""
-    return [(spec, cc) for spec in specs for cc in LIMITS
-            if spec.dtype != FLOAT32 or cc in ((8, 0), (9, 0), (12, 0))] + in_float64
+def cases(specs):
+    """Specs, each for every size of shared memory, which decides on the tile shape: its GPUs take turns.
+
+    And skip a turn after each round, or in lists of three kinds of spec after one another each GPU would have its own.
+    """
+    return [(spec, gpus[(n + n // len(gpus)) % len(gpus)]) for n, spec in enumerate(specs) for gpus in GPUS.values()]
 
 
 def name(x):
-    if isinstance(x, bool):
-        return "dq" if x else "no_dq"
     if not isinstance(x, Spec):
         return ".".join(map(str, x))
     return f"{x.dtype}-{x.d}x{x.d_v}" + "".join(f"-{option}" for option in (*ALL, "tf32", "quarters")
@@ -71,7 +72,10 @@ def check(cc, layout, spill_bytes, factory, tile, spec, *more):
     assert assembled.spill_bytes <= spill_bytes, assembled.registers
 
 
-@pytest.mark.parametrize("spec, cc", cases(SPECS), ids=name)
+FORWARD = cases(SPECS) + FLOAT64_SPECS + [(Spec(FLOAT64, 256, 256), (12, 0))]      # whose gradients have no room
+
+
+@pytest.mark.parametrize("spec, cc", FORWARD, ids=name)
 def test_forward(spec, cc):
     """At the most l spills, four numbers, where S and O take 192 registers of a thread's 255."""
     tile = config.choose(spec, LIMITS[cc] * 1024)
@@ -83,21 +87,55 @@ FLOAT64_BACKWARD = [(replace(spec, sinks=False), cc) for spec, cc in FLOAT64_SPE
 BACKWARD_SPECS = [*(spec for spec in SPECS if not spec.sinks),
                   *(Spec(dtype, d, d, hook=True, softcap=True, alibi=True) for d in (64, 128, 256)
                     for dtype in (FLOAT16, FLOAT32))]
+BACKWARD = cases(BACKWARD_SPECS) + FLOAT64_BACKWARD
 
 
-@pytest.mark.parametrize("spec, cc, adds_dq", [
-    *((spec, cc, adds_dq) for spec, cc in cases(BACKWARD_SPECS, []) for adds_dq in (True, False)),
-    *((*case, True) for case in FLOAT64_BACKWARD), (*FLOAT64_BACKWARD[-1], False)], ids=name)
-def test_backward(spec, cc, adds_dq):
+def check_backward(spec, cc, adds_dq):
     tile = config.choose_backward(spec, LIMITS[cc] * 1024)
     layout = config.BackwardLayout(tile, spec)
     check(cc, layout, HANDFUL, "mma.backward:make_backward", tile, spec, adds_dq, False)
 
 
-@pytest.mark.parametrize("spec, cc", cases(BACKWARD_SPECS, FLOAT64_BACKWARD), ids=name)
+@pytest.mark.parametrize("spec, cc", BACKWARD, ids=name)
+def test_backward(spec, cc):
+    check_backward(spec, cc, adds_dq=True)
+
+
+def first_of_each_kind(cases):
+    """Of cases with the same tile shape, options, and size of numbers the first."""
+    kinds = {}
+    for spec, cc in cases:
+        tile = config.choose_backward(spec, LIMITS[cc] * 1024)
+        kinds.setdefault((tile, spec.item, spec.hook, spec.softcap, spec.alibi), (spec, cc))
+    return list(kinds.values())
+
+
+@pytest.mark.parametrize("spec, cc", first_of_each_kind(BACKWARD), ids=name)
+def test_backward_without_dq(spec, cc):
+    """The same kernel less the last of its products."""
+    check_backward(spec, cc, adds_dq=False)
+
+
+@pytest.mark.parametrize("spec, cc", BACKWARD, ids=name)
 def test_backward_of_queries(spec, cc):
     tile = config.choose_dq(spec, LIMITS[cc] * 1024)
     check(cc, config.DqLayout(tile, spec), HANDFUL, "mma.backward_dq:make_dq", tile, spec)
+
+
+@pytest.mark.parametrize("choose, compiled, item, tables", [
+    (config.choose, FORWARD, 2, (config.TILES, config.MEDIUM_TILES, config.SMALL_TILES)),
+    (config.choose, FORWARD, 4, (config.FLOAT32_TILES, config.SMALL_FLOAT32_TILES)),
+    (config.choose, FORWARD, 8, (config.FLOAT64_TILES,)),
+    (config.choose_backward, BACKWARD, 2, (config.BACKWARD_TILES,)),
+    (config.choose_backward, BACKWARD, 4, (config.FLOAT32_BACKWARD_TILES,)),
+    (config.choose_backward, BACKWARD, 8, (config.FLOAT64_BACKWARD_TILES,)),
+    (config.choose_dq, BACKWARD, 2, (config.DQ_TILES,)),
+    (config.choose_dq, BACKWARD, 4, (config.FLOAT32_DQ_TILES,)),
+    (config.choose_dq, BACKWARD, 8, (config.FLOAT64_DQ_TILES,))],
+    ids=lambda x: getattr(x, "__name__", x if isinstance(x, int) else ""))
+def test_no_tile_shape_is_left_out(choose, compiled, item, tables):
+    chosen = {choose(spec, LIMITS[cc] * 1024) for spec, cc in compiled if spec.item == item}
+    assert chosen == {tile for table in tables for _, tile in table}
 
 
 @pytest.mark.parametrize("cc", LIMITS, ids=name)

@@ -25,8 +25,8 @@ THREADS = 256
 GPUS = {"8.0": ((8, 0), 163), "12.0": ((12, 0), 99), "9.0": ((9, 0), 227)}          # KB of shared memory
 
 
-def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, **options):
-    """o, lse, dq, dk, dv."""
+def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, backward=True, **options):
+    """o, lse, dq, dk, dv, or the first two."""
     call, (cc, kilobytes) = describe("attention", q, k, v, **options), GPUS[gpu]
     p, spec = call.problem, Spec.of(call.problem, quarters=cc < (9, 0))
     given = {name: x for name, x in call.operands._asdict().items() if x is not None}
@@ -37,6 +37,8 @@ def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, **options):
     o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape, p.accumulator)
     run.launch("mma.forward:make_forward", (tile, spec), config.Layout, -(-p.n_q // tile.block_m) * heads * spec.sides,
                ("q", "k", "v", "o", "lse", "sinks", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
+    if not backward:
+        return o, lse
 
     spec = replace(spec, sinks=False)
     tile = config.choose_backward(spec, limit)

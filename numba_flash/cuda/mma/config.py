@@ -34,30 +34,7 @@ dQ alone, d to 256   64 x 16      32 x 16             64 x 16, 2
 
 and in float64, where an instruction takes so long that few tiles keep it busy:
 
-===================  ===========  ==================  ================
-forward, d to 64     128 x 32     128 x 32            128 x 32
-forward, d to 128    64 x 32      64 x 16             128 x 32
-forward, d to 256    32 x 16      16 x 16             64 x 16
-dK, dV, d to 64      16 x 64, 2   16 x 64             16 x 64, 2
-dK, dV, d to 128     32 x 32      16 x 16             32 x 64
-dK, dV, d to 256     16 x 16      none                16 x 16
-dQ alone, d to 64    64 x 32      64 x 32             128 x 32, 2
-dQ alone, d to 128   64 x 16      32 x 16             64 x 32
-dQ alone, d to 256   16 x 16      none                32 x 16
-===================  ===========  ==================  ================
-
-`tests/cuda/test_mma_compile.py` compiles them for these GPUs. They were tried on an H200 only, at n 4096 without a
-mask, in TFLOP/s:
-
-- bfloat16, dK and dV, d 64: 240, and with one stage 234, 64 x 64 183, 32 x 64 213, 128 x 128 (16 warps) 208;
-  d 128: 288, one stage 288, 64 x 64 210, 32 x 64 273; d 256: 235, one stage 238, 32 x 32 193, 32 x 64 in two parts
-  156.
-- bfloat16, forward, d 256: 325, by eight warps 319, 64 x 32 289.
-- float32, forward, d 64: 67, 128 x 32 64, by warps of 16 rows 54 to 58; d 128: 65, 128 x 16 61, by warps of 16 rows 57
-  to 60.
-- float32, dK and dV, d 64: 54, one stage 51, in one part 39 to 45; d 128: 51, two stages 51, 32 x 32 50, by four warps
-  41.
-"""
+===================  ===========  ==================  ========="""
 
 from dataclasses import dataclass
 
