@@ -83,7 +83,8 @@ def make_parts(tile, spec, ordered):
         """The block's batch, key head, its query heads and its first key, and the queries that see its keys."""
         n_k, offset, left, right = band
         tiles_n = int32((n_k + block_n - 1) // block_n)
-        tile_n, walk = tile_and_head(cuda.blockIdx.x, tiles_n, int32(cuda.gridDim.x // tiles_n), together)
+        walks, _ = divide(cuda.gridDim.x, tiles_n)
+        tile_n, walk = tile_and_head(cuda.blockIdx.x, tiles_n, walks, together)
         if ordered:             # a block waits for those with later keys, so that these must start before
             tile_n = int32(tiles_n - 1 - tile_n)
         bh, share = divide(walk, shares)
