@@ -60,7 +60,7 @@ def make_backward(tile, spec, adds_dq, by_four):
     layout = BackwardLayout(tile, spec)
     block_m, block_n, pairs, parts, pair_rows = tile.block_m, tile.block_n, tile.pairs, tile.parts, tile.pair_rows
     threads, stages, d, d_v, alibi, softcap = tile.threads, tile.stages, spec.d, spec.d_v, spec.alibi, spec.softcap
-    _, _, q_bytes, do_bytes, _, row_bytes = layout.sizes
+    _, _, q_bytes, do_bytes, slot_bytes, row_bytes = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tile, row_tiles, _ = layout.offsets
     item, box, sides, real, number_bytes = spec.item, spec.box, spec.sides, real_type(spec.dtype), layout.number_bytes
     dk_columns, dv_columns = d // sides, d_v // sides
@@ -119,10 +119,21 @@ def make_backward(tile, spec, adds_dq, by_four):
             store_shared_float(rows + number_bytes * thread, x)
 
     @device
+    def meet():
+        """Wait for this thread's copies, and for all others."""
+        wait_rows()
+        barrier_sync(0, threads)
+
+    @device
+    def slot_of(place):
+        """Where P and dS of a step begin in theirs: with two stages those of the step before are still read."""
+        return place * slot_bytes if stages == 2 else int32(0)
+
+    @device
     def begin_step(shared, q_array, do_array, query_numbers, b, h, i, h_stop, place):
         """Wait for Q_i and dO_i; load what the next step needs. Returns its number of lse or delta."""
-        wait_rows()
-        barrier_sync(0, threads)        # or Q_i isn't there yet, or others still read P and dS of the step before
+        if stages == 1:
+            meet()                      # or Q_i isn't there yet, or others still read P and dS of the step before
         x = real(0)
         if h < h_stop:
             if stages == 2:
@@ -132,19 +143,19 @@ def make_backward(tile, spec, adds_dq, by_four):
 
     @device
     def end_step(shared, q_array, do_array, b, h, i, h_stop, place, x):
-        """Meet when dS is there and Q_i and dO_i have been read."""
+        """Meet when dS is there and Q_i and dO_i have been read; with two stages, also the next Q and dO are there."""
         put_number(shared + row_tiles + (place ^ 1) * row_bytes, x)
-        barrier_sync(0, threads)        # or dS isn't there yet, or Q_i is overwritten, which others still multiply
+        meet()      # or dS isn't there yet, or the next Q, or Q_i is overwritten, which others still multiply
         if stages == 1 and h < h_stop:
             load_step(shared, q_array, do_array, b, h, i, int32(0))
 
     @device
-    def add_dq(shared, dq_sums, b, h, i, pair, role, side, n_q):
+    def add_dq(shared, dq_sums, b, h, i, place, pair, role, side, n_q):
         """dQ += dS K: this warp's part. The branch is always taken: without it registers don't suffice."""
         if adds_dq and i < n_q:
             down, along = divide(pair, sharing)
             along = int32((side * sharing + along) * 2 + role)
-            ds, k = shared + ds_tile + down * ds_bytes, shared + k_tile + along * own_bytes
+            ds, k = shared + ds_tile + slot_of(place) + down * ds_bytes, shared + k_tile + along * own_bytes
             target = element_address(dq_sums, b, h, int32((i // PART + down) * across + along))
             for _ in range(pieces):
                 add_fragment(multiply_dsk(ds, k), target, lane_number())
@@ -185,7 +196,7 @@ def make_backward(tile, spec, adds_dq, by_four):
         all_first = int32(j + pair_rows - 1 - band[1] - band[3])            # queries that see all of its keys
         all_stop = int32(j - band[1] + band[2] + 1) if j + pair_rows <= n_k else int32(0)
         own_keys = pair * pair_rows * BOX_ROW
-        passed = shared + ds_tile + own_keys                                # P for the pair's other warp
+        own_slot = shared + ds_tile + own_keys                              # P for the pair's other warp, then dS
 
         # load K_j, V_j, and Q_i, dO_i of the first step
         copy_k(shared + k_tile, copied_by(thread, k_array, b, kv_h, j_first), k_array.strides[2], int32(n_k - j_first),
@@ -199,6 +210,8 @@ def make_backward(tile, spec, adds_dq, by_four):
         if h < h_stop:
             load_step(shared, q_array, do_array, b, h, i, place)
             put_number(shared + row_tiles, load_number(query_numbers, b, h, i))
+        if stages == 2:
+            meet()                      # or they aren't there yet
 
         # ---- dV ------------------------------------------------------------------------------------------------------
         if role == 0:
@@ -219,16 +232,16 @@ def make_backward(tile, spec, adds_dq, by_four):
                     lane = lane_number()
                     its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
                     p = damped(p, real(0), s, down(real(its_first)), slope, cap)
-                    store_words(pack(p), passed + lane_number() * 16)
+                    store_words(pack(p), own_slot + slot_of(place) + lane_number() * 16)
                 else:
-                    store_words(packed, passed + lane_number() * 16)
+                    store_words(packed, own_slot + slot_of(place) + lane_number() * 16)
                 barrier_arrive(PAIR + pair, 2 * WARP)
 
                 # dV += P^T dO
                 dv = multiply_pdo(dv, packed, shared + do_tiles + stage * do_bytes + side * dv_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(0), side, n_q)
+                add_dq(shared, dq_sums, b, h, i, place, pair, int32(0), side, n_q)
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()                 # a block must not end while its copies run
@@ -245,7 +258,7 @@ def make_backward(tile, spec, adds_dq, by_four):
                 # dP^T = V dO^T
                 dp = multiply_vdo(shared + v_tile + own_keys, shared + do_tiles + stage * do_bytes)
                 barrier_sync(PAIR + pair, 2 * WARP)         # or P isn't there yet
-                p = unpack(load_words(passed + lane_number() * 16))
+                p = unpack(load_words(own_slot + slot_of(place) + lane_number() * 16))
                 cuda.syncwarp()                             # or dS overwrites what other lanes have yet to read
 
                 # dS^T = P^T (dP^T - delta)
@@ -253,13 +266,13 @@ def make_backward(tile, spec, adds_dq, by_four):
                 packed = pack(score_gradient(dp, p, deltas))
                 row = int32(pair * pair_rows + first_row(lane_number()))
                 within = first_column(lane_number()) * item         # bytes, of the row
-                store_box(packed, swizzled(shared + ds_tile, row, within >> 4) + (within & 15))
+                store_box(packed, swizzled(shared + ds_tile + slot_of(place), row, within >> 4) + (within & 15))
 
                 # dK += dS^T Q
                 dk = multiply_dsq(dk, packed, shared + q_tiles + stage * q_bytes + side * dk_bytes)
 
                 end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, pair, int32(1), side, n_q)
+                add_dq(shared, dq_sums, b, h, i, place, pair, int32(1), side, n_q)
                 i, h, place = next_i, next_h, int32(place ^ 1)
 
             wait_rows()

@@ -131,7 +131,7 @@ class BackwardTile:
     parts : int
         A pair owns 16 keys, or 32 in two parts.
     stages : int
-        Tiles of Q, and of dO, that fit into shared memory at once: 1 or 2.
+        Tiles of Q, of dO, and of P and dS, that fit into shared memory at once: 1 or 2.
     sharing : int
         How many pairs share 16 queries of a step when dQ is computed: then a step has that many times fewer.
     """
@@ -187,7 +187,7 @@ def choose_backward(spec, limit):
 class BackwardLayout:
     """Offsets and sizes in bytes of what is in the shared memory of the kernel for dK and dV.
 
-    K_j, V_j; stages of Q_i and of dO_i; boxes for P and dS, a row for each key; two places for lse_i and delta_i.
+    K_j, V_j; stages of Q_i, of dO_i, and of boxes for P and dS, a row for each key; two places for lse_i and delta_i.
     """
 
     tile: BackwardTile
@@ -215,7 +215,7 @@ class BackwardLayout:
 
     @property
     def sizes(self):
-        """Bytes of k, v, a stage of q, of do, ds, a place of lse and delta."""
+        """Bytes of k, v, a stage of q, of do, of ds, a place of lse and delta."""
         tile, q_row, v_row = self.tile, self.spec.q_boxes * BOX_BYTES, self.spec.v_boxes * BOX_BYTES
         ds_boxes = -(-tile.block_m // self.spec.box)
         return (tile.block_n * q_row, tile.block_n * v_row, tile.block_m * q_row, tile.block_m * v_row,
@@ -225,7 +225,8 @@ class BackwardLayout:
     def offsets(self):
         """Offsets of k, v, q, do, ds, of lse and delta, and of the end."""
         k, v, q, do, ds, rows = self.sizes
-        sizes = k, v, self.tile.stages * q, self.tile.stages * do, ds, 2 * rows
+        stages = self.tile.stages
+        sizes = k, v, stages * q, stages * do, stages * ds, 2 * rows
         return tuple(sum(sizes[:n]) for n in range(len(sizes) + 1))
 
     @property
