@@ -17,13 +17,12 @@ from interpreter_hopper import HopperBlock, TensorMap
 from numba_flash import attention, attention_backward
 from numba_flash.cuda import compile
 from numba_flash.cuda.hopper import config
-from numba_flash.cuda.tensor_cores.host import numbers
+from numba_flash.cuda.tensor_cores.host import THREADS, blocks_for_numbers, lanes_of_query, numbers
 from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.describe import describe
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
 BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
-THREADS = 256
 
 
 class HopperRun(Run):
@@ -70,10 +69,11 @@ class Call:
         spec = Spec.of_backward(p)
         tile = config.choose_backward(spec)
         layout = config.BackwardLayout(tile, spec)
-        heads, tiles_m, lanes = p.batch * p.heads, -(-p.n_q // tile.block_m), 1 << (-(-p.d_v // 8) - 1).bit_length()
+        heads, tiles_m = p.batch * p.heads, -(-p.n_q // tile.block_m)
+        lanes = lanes_of_query(p.d_v, p.dtype.itemsize)
         run.empty("query_numbers", (p.batch, p.heads, tiles_m, 2 * tile.block_m), p.accumulator)
         run.start("tensor_cores.backward_parts:make_query_numbers", (THREADS, lanes, tile.block_m, p.dtype, False),
-                  THREADS, 0, -(-heads * tiles_m * tile.block_m * lanes // THREADS),
+                  THREADS, 0, blocks_for_numbers(heads * tiles_m * tile.block_m, lanes),
                   ("do", "o", "lse", None, "query_numbers"))
         dq, dk, dv = (run.empty(name, shape, p.dtype) for name, shape in (("dq", p.q_shape), ("dk", p.k_shape),
                                                                           ("dv", p.v_shape)))

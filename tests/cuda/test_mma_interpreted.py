@@ -15,13 +15,12 @@ from interpreted import Run
 from numba_flash.cuda import compile
 from numba_flash.cuda.mma import config
 from numba_flash.cuda.mma.config import BackwardTile, DqTile, Tile
-from numba_flash.cuda.tensor_cores.host import lanes_of_query, numbers
+from numba_flash.cuda.tensor_cores.host import THREADS, blocks_for_numbers, lanes_of_query, numbers
 from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.describe import describe
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
 BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
-THREADS = 256
 GPUS = {"8.0": ((8, 0), 163), "12.0": ((12, 0), 99), "9.0": ((9, 0), 227)}          # KB of shared memory
 
 
@@ -46,7 +45,7 @@ def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, backward=True, 
     lanes, tiles = lanes_of_query(p.d_v, p.dtype.itemsize), -(-p.n_q // tile.block_m)
     run.empty("query_numbers", (p.batch, p.heads, tiles, 2 * tile.block_m), p.accumulator)
     run.start("tensor_cores.backward_parts:make_query_numbers", (THREADS, lanes, tile.block_m, p.dtype, False), THREADS,
-              0, -(-heads * tiles * tile.block_m * lanes // THREADS), ("do", "o", "lse", None, "query_numbers"))
+              0, blocks_for_numbers(heads * tiles * tile.block_m, lanes), ("do", "o", "lse", None, "query_numbers"))
     dq, dk, dv = (run.empty(name, shape, p.dtype) for name, shape in (("dq", p.q_shape), ("dk", p.k_shape),
                                                                       ("dv", p.v_shape)))
     sums = run.put("sums", np.zeros((p.batch, p.heads, *parts.shape(p.n_q)), p.accumulator))

@@ -7,7 +7,7 @@ import numpy as np
 from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
 from ..host import run_dsinks
 from ..launch import launcher
-from .spec import LOG2_E, WARP, WARPGROUP
+from .spec import LOG2_E, ROWS_OF_LANES, WARP, WARPGROUP
 
 LARGEST_HEAD_DIM = 256
 LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
@@ -70,6 +70,11 @@ def lanes_of_query(d_v, item):
     return min(WARP, 1 << (-(-d_v * item // ALIGNMENT) - 1).bit_length())
 
 
+def blocks_for_numbers(rows, lanes):
+    """How many blocks of `backward_parts.make_query_numbers` so many rows take."""
+    return -(-rows * lanes // (ROWS_OF_LANES * THREADS))
+
+
 def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
     """What comes before the kernels: the numbers of the queries, dsinks, and zeros for keys that no query sees.
 
@@ -88,7 +93,7 @@ def begin_backward(problem, operands, do, dlse, o, lse, gradients, block_m):
     query_numbers = cupy.empty((b, h, tiles, 2 * block_m), problem.accumulator)
     launch = launcher("tensor_cores.backward_parts:make_query_numbers",
                       (THREADS, lanes, block_m, problem.dtype, dlse is not None), (THREADS, 1), 0)
-    launch(-(-query_numbers.size // 2 * lanes // THREADS), (do, o, lse, dlse, query_numbers))
+    launch(blocks_for_numbers(query_numbers.size // 2, lanes), (do, o, lse, dlse, query_numbers))
     if gradients.dsinks is not None:
         delta = query_numbers.reshape(b, h, tiles, 2, block_m)[:, :, :, 1].reshape(b, h, -1)[:, :, :problem.n_q]
         run_dsinks(operands, lse, delta, gradients.dsinks)

@@ -13,6 +13,7 @@ BOX, ITEM = 64, 2       # columns of a box, and bytes of an element, of 16-bit n
 LOG2_E = math.log2(math.e)
 KEY_STEP = 16           # d is rounded up to the depth of one product's instruction
 VALUE_STEP = 16         # and d_v to the columns of a packed fragment; both are multiples of it for each of `sides_of`
+ROWS_OF_LANES = 4       # that lanes share before a backward kernel: so more is under way at once, and less counted
 SMALLEST_FACTOR, LARGEST_FACTOR, SMALLEST_DIVISOR = 1e-30, 1e30, 1e-6
 WIDEST_IN_FLOAT64 = 128         # columns of O for which the threads of a warp have registers, with 16 rows
 
