@@ -66,6 +66,8 @@ class Tile:
 #     consumers without rows let K and V by: d 64 at n 1024 .93 -> 1.02
 #     three consumers at d 64: .96 .97 .93 -> 1.02 1.15 1.22; causal .91 .95 .97 -> .88 1.05 1.17
 #     Q in registers at d 128: 1.06 .99 .98 -> 1.02 1.04 1.06; causal 1.12 1.29 1.11 -> 1.15 1.26 1.18
+#     relative to plain attention at d 128: ALiBi by one multiply-add .81 -> .94; four of a softcap's scores share a
+#     reciprocal .52 -> .63; a bit for each column of a mask, window of 1024 at n 16384 .74 -> .76
 #   not kept
 #     consumers hand work to the tensor cores in turn:
 #       d 64, two consumers .91 .97 .95 -> .84 .91 .92      d 128 .94 1.03 1.05 -> .91 .97 1.01
@@ -73,6 +75,8 @@ class Tile:
 #     every eighth exponential as a polynomial on the multiply-add units: d 64 1.00 1.11 1.16 -> .92 1.01 1.03
 #     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01;
 #     at d 128 block_n 144 to 176: up to .03 more at n 16384, .1 to .2 less at n 1024
+#     other shapes for options at d 128, TFLOP/s: softcap 427, Q in shared memory 429, block_n 96 423, three consumers
+#     and block_n 64 422; window 487, block_n 112 430, 96 432, 64 429
 TILES = {64: Tile(128, q_stages=2, consumers=3, producer_registers=32, consumer_registers=160),
          128: Tile(128, q_in_registers=True), 192: Tile(112), 256: Tile(80)}
 
@@ -184,7 +188,9 @@ class BackwardTile:
 #     in the turn, waits for Q and dO, and the fence behind dS, while products run:
 #                                           d 64 -> 1.14 1.27 1.39               d 128 -> .99 1.06 1.09
 #     d 256, consumers that share keys:     1.23 1.18 1.30, causal 1.11 1.11 1.24      d 192 1.18 1.08 1.30
-#     adding in order, for repeatable bits: 16 % slower at d 64, n 16384, 1 % at d 128
+#     tiles of several heads in turn (`key_heads_together`): adding in order, for repeatable bits, takes 1.16 times the
+#     time instead of 1.50 at d 64, n 4096; GQA 64/8, causal, n 4096: .80 -> 1.15, together with the next
+#     blocks that share a group (`shares_of_group`): GQA 64/8, causal, n 2048 .80 -> 1.16, n 16384 1.05 -> 1.09
 #   not kept
 #     products in the order dQ, dV, dK: d 64 .94 1.04 for .90 .97 (n 1024, 16384), d 128 .80 .77 for .85 .86
 #     S of the next step only after dK: the same
