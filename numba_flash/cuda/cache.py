@@ -9,7 +9,7 @@ import hashlib
 import importlib.metadata
 import os
 import tempfile
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -92,6 +92,22 @@ def _write(path, kernel):
                 os.unlink(file.name)
 
 
+@contextmanager
+def _alone(path):
+    """Let no other process compile the kernel of this path meanwhile, where files can be locked: it waits for ours.
+
+    One file serves all kernels, each by a byte of its own that need not exist.
+    """
+    with ExitStack() as stack:
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context((path.parent / "lock").open("a"))
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, int(path.stem[:7], 16))     # until it is closed, or the process ends
+        yield
+
+
 def compiled(factory, args, threads, cc):
     """The kernel of ``factory(*args)`` as machine code: from disk, or compiled and kept there.
 
@@ -113,10 +129,15 @@ def compiled(factory, args, threads, cc):
     folder = cache_folder() if _source_hash() else ""
     path = Path(folder, hashlib.sha256(key.encode()).hexdigest() + ".cubin") if folder else None
     kernel = path and _read(path)
-    if not kernel:
-        from .compile import build
+    if kernel:
+        return kernel
+    from .compile import build
 
-        kernel = build(factory, args, threads, cc)
-        if path:
+    if not path:
+        return build(factory, args, threads, cc)
+    with _alone(path):
+        kernel = _read(path)                        # another process may have been faster
+        if not kernel:
+            kernel = build(factory, args, threads, cc)
             _write(path, kernel)
     return kernel

@@ -18,8 +18,9 @@ CUPY = """
     class ndarray:
         '''An array that calls itself CuPy's, and lies on the host.'''
 
-        def __init__(self, x):
-            self.x, self.data = x, SimpleNamespace(ptr=x.ctypes.data, device_id=0)
+        def __init__(self, x, dtype=None):
+            self.x = x if dtype is None else np.empty(x, dtype)
+            self.data = SimpleNamespace(ptr=self.x.ctypes.data, device_id=0)
 
         def __getattr__(self, name):
             return getattr(self.x, name)
@@ -30,8 +31,7 @@ CUPY = """
         def ravel(self):
             return ndarray(self.x.ravel())
 
-    def empty(shape, dtype):
-        return ndarray(np.empty(shape, dtype))
+    empty = ndarray
 
     def empty_like(x):
         return empty(x.shape, x.dtype)
@@ -162,6 +162,26 @@ def test_what_can_not_be_kept_leaves_nothing_behind(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["kernel"]
     (tmp_path / "file").write_text("")
     cache._write(tmp_path / "file" / "kernel", KERNEL)
+
+
+def test_processes_that_need_a_kernel_at_once_compile_it_once(tmp_path):
+    code = """if True:
+        import time
+        from numba_flash.cuda import cache, compile
+
+        def build(factory, args, threads, cc):
+            print("compiled")
+            time.sleep(1)
+            return cache.Compiled("name", ["array"], b"cubin")
+
+        compile.build = build
+        assert cache.compiled("module:function", (1,), 32, (9, 0)).cubin == b"cubin"
+    """
+    environment = {**os.environ, "NUMBA_FLASH_CACHE": str(tmp_path)}
+    started = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                                env=environment) for _ in range(3)]
+    assert "".join(process.communicate()[0] for process in started) == "compiled\n"
+    assert not any(process.returncode for process in started)
 
 
 def test_cache_folder(monkeypatch):
