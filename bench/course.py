@@ -4,7 +4,7 @@ from reference import traffic
 
 from .measure import flops
 from .traffic import BATCH, HEADS, D, N, predicted, query_rows
-from .words import cell, markdown, read
+from .words import cell, markdown, other_products, paragraph, read
 
 
 def moved(count, backward=False):
@@ -71,8 +71,12 @@ def ceiling(ladder, forward):
         if row["mask"] == "full":
             ours, theirs = row["flash2 TFLOP/s"], row[f"{peer} TFLOP/s"]
             peers.append((row["direction"], row["d"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.0%}"))
+    others = other_products(part)
+    spread = paragraph(
+        f"The product runs at {product[0][2]} TFLOP/s in this run, {others} in others, as the clock varies: only",
+        "figures of the same run are a share of it.") + "\n" if others else ""
     return (markdown((f"bfloat16, n {part['rows'][0]['n']}, d", "hopper TFLOP/s",
-                      f"product of {part['size']} x {part['size']}", "share"), product) + "\n\n"
+                      f"product of {part['size']} x {part['size']}", "share"), product) + "\n\n" + spread
             + markdown((f"float32, n {N}", "d", "flash2 TFLOP/s", "PyTorch", "share"), peers))
 
 

@@ -7,7 +7,7 @@ from textwrap import shorten
 
 from . import charts
 from .course import syllabus
-from .words import (RESULTS, ROOT, cell, cudnn, markdown, names, paragraph, read, span, torch, where)
+from .words import (RESULTS, ROOT, cell, cudnn, markdown, names, other_products, paragraph, read, span, torch, where)
 
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
 LABELS = {"numba_flash": "numba_flash", "torch": "PyTorch", "numpy": "NumPy", "torch efficient": "PyTorch efficient",
@@ -17,7 +17,8 @@ LABELS = {"numba_flash": "numba_flash", "torch": "PyTorch", "numpy": "NumPy", "t
 
 def label(name):
     """What the README calls a rival; engines by their names."""
-    return LABELS.get(name, name)
+    plain = name.removesuffix(" deterministic")
+    return LABELS.get(plain, plain) + name[len(plain):]
 
 
 def missing(part):
@@ -36,6 +37,14 @@ def with_table(words, header, rows, part):
     """Words, a table, and who is not in it."""
     gone = missing(part)
     return f"{paragraph(*words)}\n{markdown(header, rows)}\n" + (f"\n{paragraph(gone)}" if gone else "")
+
+
+def without_mma(part, dtype, unit):
+    """Words that a Hopper GPU's float32 figures are older than `auto`'s choice there; none where they have `mma`."""
+    measured = {name.split()[0] for name in names(part["rows"], unit)}
+    if dtype != "float32" or "compute capability 9.0" not in part.get("gpu", "") or "mma" in measured:
+        return ""
+    return " (`auto` takes `mma` here since, which these runs did not measure)"
 
 
 # ---- a CPU -----------------------------------------------------------------------------------------------------------
@@ -74,8 +83,9 @@ def ladder(part, dtype):
              *(cell(row, f"{name} torch efficient", 2) for name in ratios)) for row in part["rows"]]
     header = "", "d", "mask", *map(label, rungs), *(f"{name} {label('torch efficient')}" for name in ratios)
     return f"### On a GPU, {dtype}\n\n" + with_table([
-        f"TFLOP/s on one {where(part)}, 2048 / d heads, n 4096, batch 4, beside {torch(part)}'s backends",
-        "(memory-efficient attention is the fused kernel that it has for float32)."], header, rows, part)
+        f"TFLOP/s on one {where(part)}{without_mma(part, dtype, 'TFLOP/s')}, 2048 / d heads, n 4096, batch 4, beside",
+        f"{torch(part)}'s backends (memory-efficient attention is the fused kernel that it has for float32)."],
+        header, rows, part)
 
 
 def memory(part, name):
@@ -87,7 +97,7 @@ def memory(part, name):
     header = "", "", *(f"n {row['n']}" for row in part["rows"])
     both = " (both: one pass after the other)" if any(direction == "both" for _, direction, *_ in rows) else ""
     return with_table([f"MiB beyond inputs and outputs, {part['heads']} heads of d {part['d']}, {name}, on",
-                       f"{where(part)}{both}:"], header, rows, part)
+                       f"{where(part)}{both}{without_mma(part, name, 'MiB')}:"], header, rows, part)
 
 
 def host(part, dtype):
@@ -97,7 +107,7 @@ def host(part, dtype):
 
     return paragraph(
         f"A {dtype} call at ({part['rows'][0]['shape']}) keeps the host busy for so many µs ({where(part)}):",
-        "; ".join(f"{row['direction']} {words(row)}" for row in part["rows"]) + ".")
+        "; ".join(f"{row['direction']} {words(row)}" for row in part["rows"]) + f"{without_mma(part, dtype, 'us')}.")
 
 
 def compiling(part):
@@ -172,10 +182,11 @@ def options(part):
 
 def matmul(part):
     """Attention as a share of a matrix product."""
-    one = part["rows"][0]
+    one, others = part["rows"][0], other_products(part)
+    spread = f" in this run, {others} in others, as the clock varies;" if others else ","
     return paragraph(
         f"A bfloat16 product of two {part['size']} x {part['size']} matrices runs at {one['matmul TFLOP/s']:.0f}",
-        f"TFLOP/s, attention at n {one['n']}, {one['mask']}, at",
+        f"TFLOP/s{spread} attention at n {one['n']}, {one['mask']}, at",
         " and ".join(f"{row['share']:.0%} of that for d {row['d']}" for row in part["rows"]),
         f"(in turns with it, in a run of its own, {part['date']}).")
 

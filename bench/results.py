@@ -26,6 +26,7 @@ def environment():
 
 
 def _commit():
+    """What was measured: a commit, and behind it "-dirty" or "+" where the files had changes not committed yet."""
     if "NUMBA_FLASH_COMMIT" in os.environ:
         return os.environ["NUMBA_FLASH_COMMIT"]
     try:

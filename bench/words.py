@@ -40,6 +40,14 @@ def span(values, digits):
     return " to ".join(dict.fromkeys(f"{x:.{digits}f}" for x in (min(values), max(values))))
 
 
+def other_products(part, dtype="bfloat16"):
+    """The smallest and the largest TFLOP/s of the same matrix product in all other runs on the same GPU, if any."""
+    parts = [other for name in ("forward", "backward", "ladder") for other in read(name).values()]
+    found = [other["ceiling"][dtype] for other in parts
+             if other.get("gpu") == part["gpu"] and dtype in other.get("ceiling", ())]
+    return span(found, 0) if found else ""
+
+
 def where(part):
     """On what GPU, or on what CPU, and when."""
     machine = part["gpu"].split(",")[0] if "gpu" in part else f"{part['threads']} cores of {part['cpu']}"

@@ -57,8 +57,11 @@ def adopt(x, name):
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
         return x, "cupy"
-    if isinstance(x, (list, tuple, str, bytes, int, float, complex, np.generic)) or x is None:
-        raise TypeError(f"{name} must be an array, got {type(x).__name__}; pass np.asarray({name})")
+    if x is None:
+        raise TypeError(f"{name} must be an array, got None")
+    if isinstance(x, (list, tuple, str, bytes, int, float, complex, np.generic)):
+        advice = "np.empty(shape, dtype)" if name == "out" else f"np.asarray({name})"      # asarray copies
+        raise TypeError(f"{name} must be an array, got {type(x).__name__}; pass {advice}")
     origin = type(x).__module__.partition(".")[0]
     try:
         return _adopt_foreign(x, name), origin

@@ -6,18 +6,18 @@ from dataclasses import replace
 import numpy as np
 
 from . import arrays, engines
-from .describe import describe
+from .describe import check_flag, describe
 from .problem import Gradients
 
 
 def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None, causal=False, window=None,
-              softcap=None, alibi_slopes=None, bias=None, mask=None, sinks=None, precision=None):
+              softcap=None, alibi_slopes=None, bias=None, mask=None, sinks=None, precision=None, **unknown):
     r"""Exact attention, ``o = softmax(scale * q kᵀ) v``, in memory that grows linearly with the sequence.
 
     The scores of a row are ``s = scale * q·k``, then ``softcap * tanh(s / softcap)``, then ALiBi and bias are added,
     and hidden keys are dropped; ``lse = log(sum_j exp(s_j) + exp(sink))`` and ``o = sum_j exp(s_j - lse) v_j``.
-    Computed as in FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1) by every engine but ``flash1`` and
-    ``standard``, which stores the n_q x n_k scores.
+    Computed as in FlashAttention-2 (Dao, arXiv 2307.08691, algorithm 1), but by two engines: ``standard`` stores the
+    n_q x n_k scores, and ``flash1`` is the first FlashAttention (arXiv 2205.14135).
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
         Query i sees keys ``i' - left <= j <= i' + right``, where ``i' = i + n_k - n_q`` (``i' = i`` with
         ``causal="top_left"``). None or -1 leaves a side open.
     softcap : float, optional
-        Squash scores into (-softcap, softcap).
+        Squash scores into (-softcap, softcap). Above 256, in 16 bits, the engines on tensor cores are not taken.
     alibi_slopes : array of shape (heads,) or (batch, heads), optional
         Adds ``-slope * |i' - j|``. Any floating dtype.
     bias : array, optional
@@ -64,6 +64,8 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
         Of normal inputs with d 64 its o is off by 3e-4 at the most and its gradients by 6e-4, where by default both are
         off by 3e-7 (errors of the interpreted kernels, 130 to 200 keys). All other engines ignore it, and for 16-bit
         inputs, which have no more bits, it changes nothing. With float64 inputs it is an error.
+    **unknown
+        Any other name is an error, which lists the options.
 
     Returns
     -------
@@ -96,8 +98,9 @@ def attention(q, k, v, *, return_lse=False, out=None, kernel="auto", scale=None,
     >>> nf.attention(q, np.ones((1, 1, 5, 4), np.float32), v, causal=True).ravel().tolist()
     [1.5, 2.0]
     """
+    check_flag(return_lse, "return_lse")
     call = describe("attention", q, k, v, scale=scale, causal=causal, window=window, softcap=softcap,
-                    alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, precision=precision)
+                    alibi_slopes=alibi_slopes, bias=bias, mask=mask, sinks=sinks, precision=precision, **unknown)
     o, lse = _forward(call, out, kernel)
     return (o, call.drop_axes(lse)) if return_lse else o
 
@@ -182,6 +185,7 @@ def attention_vjp(q, k, v, *, return_lse=False, out=None, kernel="auto", **optio
     >>> dq.shape
     (1, 2, 6, 4)
     """
+    check_flag(return_lse, "return_lse")
     call = describe("attention_vjp", q, k, v, **options)
     call = call.on_views()
     o, lse = _forward(call, out, kernel)
@@ -227,10 +231,12 @@ def _check_out(call, out):
 
 
 def _backward(call, do, o, lse, dlse, need, deterministic, kernel):
+    check_flag(deterministic, "deterministic")
     need = (need,) if isinstance(need, str) or not hasattr(need, "__iter__") else tuple(need)
     for name in need:
         if name not in ("bias", "sinks"):
-            raise ValueError(f"need must name 'bias' or 'sinks', got {name!r}")
+            raise ValueError(f"need must name 'bias' or 'sinks', got {name!r}"
+                             + ("; pass () for none" if name is None else ""))
         if name not in call.given:
             raise ValueError(f"need={name!r} asks for the gradient of an option that was not given; pass {name}=")
     problem = replace(call.problem, deterministic=True) if deterministic else call.problem

@@ -154,6 +154,13 @@ def make_problem(q, k, v, q_dtype, k_dtype, v_dtype, scale, causal, sides, softc
 known_problem = lru_cache(maxsize=4096, typed=True)(make_problem)
 
 
+def check_flag(x, name):
+    """Raise if what switches something on or off is not a bool: 'no' would be true, and an array neither."""
+    if not isinstance(x, (bool, np.bool_)):
+        got = repr(x) if x is None or isinstance(x, (str, numbers.Number)) else type(x).__name__
+        raise TypeError(f"{name} must be True or False, got {got}")
+
+
 def _option_operands(problem, given, rank, xp):
     """The option arrays in the shapes and dtypes of `Operands`."""
     operands, heads = {}, problem.heads
@@ -211,10 +218,17 @@ def _check_dtypes(dtypes):
                             f"pass {name}.astype({name}.dtype.newbyteorder('='))")
         if dtype not in DTYPES:
             raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {dtype}; "
-                            f"pass {name}.astype('float32')")
+                            f"{_conversion(name, dtype)}")
     q, k, v = dtypes.values()
     if not q == k == v:
         raise TypeError(f"q, k and v must have one dtype, got {q}, {k} and {v}; convert with astype")
+
+
+def _conversion(name, dtype):
+    """What to do about an array whose dtype is none of ours."""
+    if dtype.kind == "c":
+        return f"the imaginary part would be lost: pass {name}.real if that is meant"
+    return f"pass {name}.astype('{'float64' if dtype.kind == 'f' and dtype.itemsize > 8 else 'float32'}')"
 
 
 def _check_shapes(q, k, v):
@@ -317,7 +331,7 @@ def _option(x, name, rank, q, q_origin):
 def _floating(x, name):
     if not (x.dtype in DTYPES and x.dtype.isnative):
         raise TypeError(f"{name} must be float16, bfloat16, float32 or float64 in native byte order, got {x.dtype.str} "
-                        f"({x.dtype}); pass {name}.astype('float32')")
+                        f"({x.dtype}); {_conversion(name, x.dtype)}")
 
 
 def _broadcast(x, name, s_shape, rank, xp):
@@ -327,5 +341,7 @@ def _broadcast(x, name, s_shape, rank, xp):
             raise ValueError
         return xp.broadcast_to(x, wanted)[(None,) * (4 - rank)]
     except ValueError:
+        per_batch = rank == 4 and x.shape == (s_shape[0], s_shape[3])
         raise ValueError(f"{name} must broadcast to {wanted}, (batch, heads, n_q, n_k) less the axes that q lacks, "
-                         f"got {x.shape}; pass {name}[:, None, None, :] for one of shape (batch, n_k)") from None
+                         f"got {x.shape}" + (f", (batch, n_k); pass {name}[:, None, None, :]" if per_batch else "")
+                         ) from None

@@ -76,6 +76,8 @@ def merge_states(states):
 
 
 def _check_state(i, state):
+    if hasattr(state, "__dlpack__") or hasattr(state, "__cuda_array_interface__"):     # or it were taken apart
+        raise TypeError(f"states must be [(o1, lse1), (o2, lse2)], got an array for states[{i}]")
     try:
         o, lse = state
     except (TypeError, ValueError):

@@ -35,12 +35,14 @@ BAD = [
     ("ranks differ", {"k": x(2, 5, 8)}, ValueError, ["same number of axes", "(2, 5, 8)"]),
     ("dtypes differ", {"k": x(2, 2, 5, 8, dtype=np.float16)}, TypeError, ["one dtype", "float16", "float32"]),
     ("integers", {"q": x(2, 4, 3, 8, dtype=np.int32)}, TypeError, ["q ", "int32", "astype"]),
-    ("complex", {"v": x(2, 2, 5, 6, dtype=np.complex64)}, TypeError, ["v ", "complex64"]),
+    ("complex", {"v": x(2, 2, 5, 6, dtype=np.complex64)}, TypeError, ["v ", "complex64", "imaginary part", "v.real"]),
+    ("long double", {"v": x(2, 2, 5, 6, dtype=np.longdouble)}, TypeError, ["v ", "v.astype('float64')"]),
+    ("long double bias", {"bias": x(3, 5, dtype=np.longdouble)}, TypeError, ["bias.astype('float64')"]),
     ("strings", {"q": np.full((2, 4, 3, 8), "a")}, TypeError, ["q "]),
     ("objects", {"q": x(2, 4, 3, 8).astype(object)}, TypeError, ["q ", "object"]),
     ("byte order", {"q": x(2, 4, 3, 8, dtype=">f4")}, TypeError, ["byte order", ">f4", "astype"]),
     ("list", {"q": [[1.0]]}, TypeError, ["q ", "list", "asarray"]),
-    ("None", {"k": None}, TypeError, ["k ", "NoneType"]),
+    ("None", {"k": None}, TypeError, ["k must be an array, got None"]),
     ("matrix", {"q": np.ones((3, 8), np.float32).view(np.matrix)}, TypeError, ["matrix"]),
     ("masked array", {"q": np.ma.masked_array(x(2, 4, 3, 8))}, TypeError, ["MaskedArray"]),
     ("foreign thing", {"q": object()}, TypeError, ["q ", "DLPack"]),
@@ -76,7 +78,12 @@ BAD = [
     ("mask float", {"mask": x(3, 5)}, TypeError, ["mask", "float32", "bias"]),
     ("sinks shape", {"sinks": x(2)}, ValueError, ["sinks", "(4,)", "(2,)"]),
     ("sinks dtype", {"sinks": np.arange(4)}, TypeError, ["sinks", "int64"]),
-    ("unknown option", {"dropout": 0.1}, TypeError, ["dropout"]),
+    ("unknown option", {"is_causal": True}, TypeError, ["attention()", "'is_causal'", "the options are scale, causal"]),
+    ("return_lse text", {"return_lse": "no"}, TypeError, ["return_lse must be True or False, got 'no'"]),
+    ("return_lse number", {"return_lse": 1}, TypeError, ["return_lse must be True or False, got 1"]),
+    ("return_lse array", {"return_lse": x(2, 2)}, TypeError, ["return_lse must be True or False, got ndarray"]),
+    ("mask of batch and keys", {"mask": np.ones((2, 5), bool)}, ValueError, ["mask[:, None, None, :]"]),
+    ("out list", {"out": []}, TypeError, ["out ", "list", "np.empty(shape, dtype)"]),
     ("engine", {"kernel": "cudnn"}, ValueError, ["kernel", "'cudnn'", "cpu"]),
     ("engine array", {"kernel": x(2)}, TypeError, ["kernel", "ndarray"]),
     ("causal array", {"causal": x(2)}, ValueError, ["causal"]),
@@ -143,8 +150,11 @@ BACKWARD_BAD = [
     ("option", {"softcap": -1}, ValueError, ["softcap"]),
     ("unknown option", {"dropout": 0.1}, TypeError, ["attention_backward()", "'dropout'", "softcap"]),
     ("need number", {"need": 5}, ValueError, ["need", "5"]),
-    ("need None", {"need": None}, ValueError, ["need", "None"]),
+    ("need None", {"need": None}, ValueError, ["need", "None", "pass () for none"]),
     ("do None", {"do": None}, TypeError, ["do "]),
+    ("deterministic text", {"deterministic": "yes"}, TypeError, ["deterministic must be True or False, got 'yes'"]),
+    ("deterministic None", {"deterministic": None}, TypeError, ["deterministic must be True or False, got None"]),
+    ("deterministic array", {"deterministic": x(2, 2)}, TypeError, ["deterministic must be True", "got ndarray"]),
 ]
 
 
@@ -156,6 +166,20 @@ def test_bad_argument_backward(change, error, words):
     with pytest.raises(error) as caught:
         nf.attention_backward(*[arguments.pop(name) for name in ("do", "q", "k", "v", "o", "lse")], **arguments)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+def test_bools_may_be_numpys():
+    o, lse = nf.attention(*GOOD.values(), return_lse=np.True_)
+    nf.attention_backward(o, *GOOD.values(), o, lse, deterministic=np.False_)
+    for change, name in ({"return_lse": "no"}, "return_lse"), ({"return_lse": False}, "deterministic"):
+        with pytest.raises(TypeError, match=f"{name} must be True or False, got 'no'"):
+            nf.attention_vjp(*GOOD.values(), **change)[1](o, deterministic="no")
+
+
+@pytest.mark.parametrize("change", [{"mask": np.ones((3, 6), bool)}, {"bias": x(2, 4)}, {"k": None}], ids=str)
+def test_no_advice_where_it_would_not_help(change):
+    with pytest.raises((TypeError, ValueError), match="^[^;]*$"):
+        nf.attention(**{**GOOD, **change})
 
 
 def overlapping(name):

@@ -57,6 +57,7 @@ def test_far_apart_lse():
     ([], ValueError, "at least one"), ([np.ones(3)], TypeError, r"states\[0\]"), ([3], TypeError, r"states\[0\]"),
     ([state(), state((1, 2, 3, 5))], ValueError, r"shapes.*states\[1\]"),
     ([(np.ones((1, 2, 3, 4), np.float32), np.zeros((1, 2, 4), np.float32))], ValueError, r"lse \(\.\.\., n\)"),
+    (state(), TypeError, r"states must be \[\(o1, lse1\), \(o2, lse2\)\], got an array for states\[0\]"),
     (None, TypeError, "sequence"), ([(np.float32(1), np.float32(0))], TypeError, "array"),
     ([(np.ones(3, np.float32), np.zeros((), np.float32))], ValueError, r"lse \(\.\.\., n\)"),
     ([state(), state(dtype=np.float16)], TypeError, "dtypes"), ([state(dtype=int)], TypeError, "floating"),

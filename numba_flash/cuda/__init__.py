@@ -4,10 +4,10 @@ Host code, which runs at each call and imports neither Numba nor a kernel:
 
 ==================  ==================================================================================
 ``flash1, flash2``  the engines in plain `@cuda.jit`: `why_not`, `forward`, `backward`
-``mma``             the engine with the tensor cores that every GPU since Ampere has, 16 bits and float32
+``mma``             the engine with the tensor cores that every GPU since Ampere has, for all dtypes
 ``hopper``          that with those of compute capability 9.0
 ``tensor_cores``    what these two share, on the host and in kernels
-``host``            what flash1 and flash2 share around their kernels: delta, dbias, dsinks
+``host``            what flash1 and flash2 share around their kernels: delta (each row's sum of do * o), dbias, dsinks
 ``config``          which tile shape for which head dim, and why
 ``launch``          from machine code to a running kernel
 ``cache``           machine code on disk, so that the next process need not compile
@@ -38,8 +38,8 @@ still; a *local array* whose indices the compiler knows is a handful of register
 *spills* into global memory.
 
 A *barrier* (`cuda.syncthreads`) holds every thread of a block until all have come: before it they wrote what after it
-others read. 32 threads are a *warp* and execute in step; when they read shared memory at once, addresses in the same
-one of 32 *banks* wait for each other.
+others read. 32 threads are a *warp*, each a *lane* of it, and execute in step; when they read shared memory at once,
+addresses in the same one of 32 *banks* wait for each other.
 """
 
 import os

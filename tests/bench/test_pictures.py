@@ -175,6 +175,7 @@ def test_the_schedule_is_that_of_the_kernel(monkeypatch):
     for name in "int32", "uint32", "uniform":
         monkeypatch.setattr(schedule, name, int)
     monkeypatch.setattr(schedule, "divide", divmod)
+    monkeypatch.setattr(schedule, "tile_and_head", schedule.tile_and_head.py_func)
     for block, tiles in pictures.schedule().items():
         x = SimpleNamespace(x=block)
         monkeypatch.setattr(schedule, "cuda", SimpleNamespace(blockIdx=x, gridDim=SimpleNamespace(x=pictures.BLOCKS)))

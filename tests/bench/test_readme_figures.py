@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from bench import readme
+from bench import readme, words
 from bench.course import rungs_16_bit
 from bench.readme import BACKWARD, COURSE, FORWARD, LATENCY, figures, main, pages
 from bench.traffic import BATCH, D, HEADS, N, tile_rows
@@ -32,8 +32,10 @@ PARTS = {
     "error": ({"rows": [{"q factor": factor, "hopper error": ratio * 2e-3, "cudnn error": 2e-3}
                         for factor, ratio in ((1, 0.9), (6, 1.1))]}, "0.900 to 1.100 times cuDNN's"),
     "deterministic": ({"rows": [{"d": 64, "mask": "full", "n": 4096, "torch flash TFLOP/s": 250.0,
+                                 "torch flash deterministic TFLOP/s": 240.0,
                                  "hopper deterministic not measured": "its bits don't repeat"}]},
-                      "Not measured: hopper deterministic (its bits don't repeat)."),
+                      "PyTorch flash | PyTorch flash deterministic | | --- | --- | --- | --- | --- | | 64 | full | "
+                      "4096 | 250 | 240 | Not measured: hopper deterministic (its bits don't repeat)."),
     "float16": ({"rows": [{"direction": "forward", "shape": "1, 1, 128, 64", "auto us": 60.0, "cudnn us": 40.0}]},
                 "A float16 call at (1, 1, 128, 64) keeps the host busy for so many µs (NVIDIA H200, 2026-01-02): "
                 "forward auto 60, cuDNN 40."),
@@ -51,9 +53,9 @@ PARTS = {
 }
 
 
-def words_of(words, names):
+def words_of(parts, names):
     """The figures of some parts, without their line breaks."""
-    text = "\n".join(readme.of_parts(words, {name: {**WHERE, **PARTS[name][0]} for name in names}))
+    text = "\n".join(readme.of_parts(parts, {name: {**WHERE, **PARTS[name][0]} for name in names}))
     assert max(map(len, (line for line in text.splitlines() if not line.startswith("|")))) <= 120
     return " ".join(text.split())
 
@@ -102,15 +104,15 @@ def test_the_course_counts_with_the_shapes_that_an_h200_gets(kernel):
     assert tile_rows(kernel) == (tile.block_m, tile.block_n)
 
 
-CASES = [(words, name) for words in (FORWARD, BACKWARD, LATENCY) for name in words]
+CASES = [(parts, name) for parts in (FORWARD, BACKWARD, LATENCY) for name in parts]
 
 
-@pytest.mark.parametrize("words, name", CASES, ids=[name for _, name in CASES])
-def test_a_part_is_mentioned_if_it_was_measured(words, name):
+@pytest.mark.parametrize("parts, name", CASES, ids=[name for _, name in CASES])
+def test_a_part_is_mentioned_if_it_was_measured(parts, name):
     expected = PARTS[name][1]
-    assert expected in words_of(words, [name]) and "2026-01-02" in words_of(words, [name])
-    assert expected in words_of(words, words)
-    assert expected not in words_of(words, [other for other in words if other != name])
+    assert expected in words_of(parts, [name]) and "2026-01-02" in words_of(parts, [name])
+    assert expected in words_of(parts, parts)
+    assert expected not in words_of(parts, [other for other in parts if other != name])
 
 
 def test_a_peer_that_was_not_there_leaves_dashes():
@@ -129,6 +131,26 @@ def test_the_course_shows_mma_once_it_was_measured():
     assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | 222.0 |" in rungs_16_bit(
         forward, {"rows": [{**row, "mma TFLOP/s": 222.0}]})
     assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | - |" in rungs_16_bit(forward, {"rows": [row]})
+
+
+def test_a_product_is_shown_with_its_other_runs(monkeypatch):
+    runs = {"a": {**WHERE, "ceiling": {"bfloat16": 806.6, "float16": 900.0}}, "b": {**WHERE, "ceiling": {"float16": 1}},
+            "c": WHERE, "d": {**WHERE, "gpu": "another", "ceiling": {"bfloat16": 100.0}}}
+    other = {"e": {**WHERE, "ceiling": {"bfloat16": 710.2}}}
+    monkeypatch.setattr(words, "read", {"forward": runs, "backward": other, "ladder": {}}.get)
+    text = words_of(FORWARD, ["matmul"])
+    assert "runs at 780 TFLOP/s in this run, 710 to 807 in others, as the clock varies; attention at n 16384" in text
+
+
+def test_float32_figures_without_mma_say_so():
+    hopper = {**WHERE, "gpu": "NVIDIA H200, compute capability 9.0", "heads": 4, "d": 64}
+    row = {"direction": "forward", "d": 64, "n": 4096, "mask": "full", "shape": "1, 1, 128, 64"}
+    for figure, unit, make in (("flash2 TFLOP/s", "TFLOP/s", readme.ladder), ("flash2 us", "us", readme.host),
+                               ("flash2 forward MiB", "MiB", readme.memory)):
+        old, new = ({**hopper, "rows": [{**row, name: 1.0}]} for name in (figure, figure.replace("flash2", "mma")))
+        assert "(`auto` takes `mma` here since" in " ".join(make(old, "float32").split()), unit
+        for part, dtype in (new, "float32"), (old, "float16"), ({**old, "gpu": "NVIDIA L4"}, "float32"):
+            assert "since" not in make(part, dtype), unit
 
 
 def test_what_nobody_measured_yet_has_no_section(monkeypatch):

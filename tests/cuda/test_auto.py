@@ -6,6 +6,7 @@ import pytest
 
 from numba_flash import engines
 from numba_flash.cuda import SIMULATOR
+from numba_flash.cuda.config import choose
 from numba_flash.problem import BFLOAT16, FLOAT32, FLOAT64, Problem
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
@@ -61,3 +62,14 @@ def test_float64_has_room_or_says_why(auto, monkeypatch):
     assert mma.why_not(replace(wide, d=192, d_v=192), backward=True) is None
     auto((8, 0), wide, True)
     assert mma.why_not(wide, backward=True) is None
+
+
+@pytest.mark.parametrize("kilobytes, dtype, forward, gradients", [
+    (99, FLOAT32, 512, 384), (99, FLOAT64, 192, 128), (227, FLOAT32, 512, 512), (227, FLOAT64, 512, 256)], ids=str)
+def test_flash2_takes_the_head_dims_that_the_readme_names(kilobytes, dtype, forward, gradients):
+    def fits(d, *kernels):
+        problem = replace(PLAIN, dtype=dtype, d=d, d_v=d)
+        return all(choose(kernel, problem, kilobytes * 1024) for kernel in kernels)
+
+    assert fits(forward, "forward") and not fits(forward + 1, "forward")
+    assert fits(gradients, "dkdv", "dq", "dbias") and not fits(gradients + 1, "dkdv", "dq")

@@ -6,7 +6,7 @@
 ``copies``      asynchronous copies into shared memory, by threads (Ampere) or by tensor maps (Hopper); shared memory
 ``mma``         whole matrix products of a warp (Ampere), operands in shared memory or registers
 ``wgmma``       those of a warpgroup (Hopper), which run while its threads go on
-``formats``     a fragment outside of products: 16-bit numbers in pairs, float32 one by one
+``formats``     a fragment outside of products: 16-bit numbers in pairs, longer ones one by one
 ``fragments``   a matrix spread over the registers of a warp or warpgroup: a function applied to its elements or rows
 ``arithmetic``  exp2, log2, fma, maximum
 ==============  ==============================================================================================
