@@ -16,7 +16,6 @@ bench/results/NAME.json and NAME.png. Without a GPU, what can be measured on the
 """
 
 import argparse
-import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -48,12 +47,14 @@ def main(arguments=None):
 
     from .parts import run
 
-    path = arguments.out or (os.devnull if arguments.quick else f"bench/results/{arguments.name}.json")
+    path = arguments.out or (None if arguments.quick else f"bench/results/{arguments.name}.json")
     try:
         run(module.PARTS, path, arguments.part, rounds=2 if arguments.quick else 5)
     finally:
-        if Path(path).is_file():
+        if path and Path(path).is_file():
             draw(arguments.name, path)
+    if not path:
+        print("nothing stored (--quick)", file=sys.stderr)
 
 
 def draw(name, path):

@@ -75,8 +75,8 @@ def run(parts, path, wanted=None, rounds=5):
     Parameters
     ----------
     parts : dict
-    path : str or Path
-        Of the JSON.
+    path : str, Path or None
+        Of the JSON; None to store nothing.
     wanted : list of str, optional
         Names of parts; see `choose`.
     rounds : int
@@ -118,8 +118,9 @@ def run(parts, path, wanted=None, rounds=5):
             ahead = {kernel: compiled[kernel] for kernel in map(str, part.kernels) if kernel in compiled}
             show(**result, **({"compiled ahead": ahead} if ahead else {}))
             result["rows"] = [row.stored() if isinstance(row, Row) else row for row in result["rows"]]
-            write_part(path, name, **(circumstances if part.gpu else {}), **result, compiled_ahead_s=ahead,
-                       took_s=round(time.perf_counter() - start, 1))
+            if path:
+                write_part(path, name, **(circumstances if part.gpu else {}), **result, compiled_ahead_s=ahead,
+                           took_s=round(time.perf_counter() - start, 1))
     if failed:
         raise SystemExit(f"not measured: {', '.join(failed)}")
 

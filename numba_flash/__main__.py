@@ -1,6 +1,7 @@
 """The command line: ``python -m numba_flash info | check | demo | lesson``."""
 
 import argparse
+import os
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,8 @@ def main(arguments=None):
     Returns
     -------
     status : int
-        1 if `check` found a wrong engine, or `lesson` a file that does not pass; otherwise 0.
+        1 if `check` found a wrong engine, or `lesson` a file that does not pass; 130 if a check was interrupted;
+        otherwise 0.
     """
     from .demo import Settings
     from .lessons import command
@@ -35,25 +37,35 @@ def main(arguments=None):
     demo.add_argument("--plot", metavar="FILE.png", help="draw the loss curve (needs matplotlib)")
     lesson = commands.add_parser("lesson", help="learn to write these kernels: exercises, checked without a GPU")
     command.add_arguments(lesson)
-    arguments = parser.parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["lesson"]:     # with options between its positional arguments, which subparsers don't take
+        arguments = lesson.parse_intermixed_args(arguments[1:], argparse.Namespace(command="lesson"))
+    else:
+        arguments = parser.parse_args(arguments)
 
     if arguments.command == "info":
         from .check import info
 
         info()
     elif arguments.command == "check":
-        from .check import check
+        from .check import check, reference_trouble
 
+        if reference_trouble():
+            raise SystemExit(f"check can't run: {reference_trouble()}")
         return 1 if check() else 0
     elif arguments.command == "lesson":
         try:
             return command.run(arguments)
+        except BrokenPipeError:         # an OSError too, but no mistake
+            raise
         except (ValueError, OSError) as error:       # no such lesson, no such file, or one that is there already
             lesson.error(str(error))
     else:
         try:
             run_demo(Settings(**{setting.name: getattr(arguments, setting.name) for setting in fields(Settings)}),
                      arguments.plot)
+        except BrokenPipeError:
+            raise
         except (ValueError, OSError) as error:       # a size that can't be, a file that isn't there or isn't text
             demo.error(str(error))
     return 0
@@ -63,22 +75,14 @@ def run_demo(settings, plot=None):
     """Train on the GPU if there is one, print what came out, and draw the losses."""
     from . import demo
     from .check import gpu_trouble
-    from .engines import NAMES
 
-    if settings.attention not in ("auto", "reference", *NAMES):
-        raise ValueError(f"--attention must be auto, reference, {', '.join(NAMES)}, got {settings.attention}")
-    if plot:                         # what would fail after the training fails before it
-        try:
-            import matplotlib
-        except ImportError:
-            raise ValueError('--plot needs matplotlib: pip install ".[bench]"') from None
-        matplotlib.use("Agg")
-        if not Path(plot).resolve().parent.is_dir():
-            raise ValueError(f"--plot must name a file in a folder that exists, got {plot}")
     if gpu_trouble() is None:
         import cupy as xp
     else:
         import numpy as xp
+    check_attention(settings, xp)       # what would fail during the training, or after it, fails before it
+    if plot:
+        check_plot(plot)
     print(f"training on {'the GPU with CuPy' if xp.__name__ == 'cupy' else 'the CPU with NumPy'}, "
           f"attention: {settings.attention}", flush=True)
     result = demo.train(settings, xp)
@@ -87,6 +91,43 @@ def run_demo(settings, plot=None):
     print(f"\nit writes:\n{result.sample}")
     if plot:
         draw(result.losses, plot)
+
+
+def check_attention(settings, xp):
+    """Raise a ValueError if the demo can't run with the attention that it is to use."""
+    from . import demo, engines
+    from .check import gpu_trouble, reference_trouble
+
+    name, simulated = settings.attention, engines.simulated()
+    if name not in ("auto", "reference", *engines.NAMES):
+        raise ValueError(f"--attention must be auto, reference, {', '.join(engines.NAMES)}, got {name}")
+    if name == "reference":
+        if reference_trouble():
+            raise ValueError(f"--attention reference can't run: {reference_trouble()}")
+        return
+    if xp.__name__ == "numpy" and name not in ("auto", *engines.ON_CPU) and not simulated:
+        raise ValueError(f"--attention {name} needs a GPU: {gpu_trouble()}; without one, take auto, reference, "
+                         f"{', '.join(engines.ON_CPU)}")
+    try:
+        demo.choose_engines(settings, xp)
+    except ValueError as error:
+        raise ValueError(f"--attention {name} can't run: {error}") from None
+
+
+def check_plot(path):
+    """Raise a ValueError if no loss curve can be drawn there."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError('--plot needs matplotlib: pip install ".[bench]"') from None
+    matplotlib.use("Agg")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    if not Path(path).resolve().parent.is_dir():
+        raise ValueError(f"--plot must name a file in a folder that exists, got {path}")
+    ending, known = Path(path).suffix[1:].lower(), FigureCanvasBase.get_supported_filetypes()
+    if ending and ending not in known:
+        raise ValueError(f"--plot must end with one of .{', .'.join(sorted(known))}, got {path}")
 
 
 def draw(losses, path):
@@ -100,5 +141,16 @@ def draw(losses, path):
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
+def run():
+    """The program: `main`, and a quiet end where nobody reads on (``| head``)."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # Python flushes once more as it ends
+        status = 1
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

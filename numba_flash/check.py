@@ -5,11 +5,11 @@ import sys
 import time
 from dataclasses import replace
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-
-from reference.tolerance import judge
 
 from . import engines
 from .attention import attention, attention_backward
@@ -89,15 +89,15 @@ def worst(names, judgement):
 
 
 def places():
-    """Yield (engine, place) for all that can be tried here; place is "cpu", "gpu" or "simulator"."""
-    on_gpu = gpu_trouble() is None
+    """Yield (engine, place, why it can't run there, or None); place is "cpu", "gpu" or "simulator"."""
+    trouble = gpu_trouble()
     for name in engines.NAMES:
         if name in engines.ON_CPU:
-            yield name, "cpu"
+            yield name, "cpu", None
         if name in engines.ON_GPU and engines.simulated() and name != "standard":
-            yield name, "simulator"
-        elif name in engines.ON_GPU and on_gpu:
-            yield name, "gpu"
+            yield name, "simulator", engines.why_not_here(engines.load(name))
+        elif name in engines.ON_GPU:
+            yield name, "gpu", trouble or engines.why_not_here(engines.load(name))
 
 
 def put(x, place):
@@ -110,32 +110,43 @@ def put(x, place):
 
 
 def check_one(name, place, problem, problems):
-    """Run one engine on one problem and print a line of the table; return whether it is wrong."""
+    """Run one engine on one problem and print a line; return whether it is right, or None if it doesn't take it."""
+    from reference.tolerance import judge       # here, as another module of that name must not stop `info` and the demo
+
     arrays, options = make(problem, problems)
     try:
         answer, forward, backward = run(name, [put(x, place) for x in arrays],
                                         {key: put(x, place) for key, x in options.items()})
     except ValueError as error:
         print(f"{name:10}{problem:10}   not its problem: {str(error).split(': ', 1)[-1].split(';')[0]}")
-        return False
+        return None
     judgement = judge(answer, *arrays, need=need_of(options), **options)
     ratios = [worst(names, judgement) for names in (("o", "lse"), ("dq", "dk", "dv", "dbias", "dsinks"))]
     wrong = not max(ratio for ratio in ratios if ratio is not None) <= 1
     cells = (f"{'-':>{width}}" if value is None else f"{value:{width}.2f}" for width, value in (
         (10, ratios[0]), (11, ratios[1]), (12, forward * 1e3), (13, backward and backward * 1e3)))
     print(f"{name:10}{problem:10}{''.join(cells)}   {place}{'   WRONG' if wrong else ''}", flush=True)
-    return wrong
+    return not wrong
 
 
 def check():
     """Run every engine that can run here against the reference and print a table; return the number of faults."""
     print(f"{'engine':10}{'problem':10}{'o, lse':>10}{'gradients':>11}{'forward ms':>12}{'backward ms':>13}   "
           "(error / allowed error: at most 1 is right)")
-    faults = 0
-    for name, place in places():
+    right, wrong, idle, faults = [], [], [], 0
+    for name, place, reason in places():
+        title = f"{name} ({place})"
+        if reason:
+            print(f"{name:10}{place:10}   did not run: {reason}")
+            idle.append(title)
+            continue
         problems = SIMULATED_PROBLEMS if place == "simulator" else PROBLEMS
-        faults += sum(check_one(name, place, problem, problems) for problem in problems)
-    print("every engine is right" if not faults else f"{faults} wrong")
+        verdicts = [check_one(name, place, problem, problems) for problem in problems]
+        faults += verdicts.count(False)
+        (wrong if False in verdicts else right if True in verdicts else idle).append(title)
+    for verdict, titles in (("right", right), ("wrong", wrong), ("did not run", idle)):
+        if titles:
+            print(f"{verdict}: {', '.join(titles)}")
     return faults
 
 
@@ -172,6 +183,18 @@ def _cpu():
     from .cpu.threads import thread_count
 
     return f"{platform.processor() or platform.machine()}, {thread_count()} threads"
+
+
+def reference_trouble():
+    """Why the NumPy reference can't be imported here, or None. A file of that name is looked at, not run."""
+    own = Path(__file__).resolve().parents[1] / "reference"
+    found = find_spec("reference")
+    if found and any((Path(folder) / "tolerance.py").is_file() for folder in found.submodule_search_locations or ()):
+        return None
+    if found is None:
+        return f"numba_flash's own module reference is missing, which belongs at {own}; install numba_flash again"
+    place = found.origin or list(found.submodule_search_locations)[0]
+    return f"a module named reference at {place} hides numba_flash's own; rename it, or start Python in another folder"
 
 
 def gpu_trouble():

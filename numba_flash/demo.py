@@ -14,7 +14,9 @@ from functools import partial
 import numpy as np
 from tqdm import tqdm
 
+from . import engines
 from .attention import attention_vjp
+from .describe import describe
 from .problem import BFLOAT16, FLOAT16, FLOAT32
 
 ATTENTION_DTYPES = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
@@ -45,14 +47,17 @@ class Settings:
     def __post_init__(self):
         for name in ("steps", "batch", "context", "dim", "heads", "layers"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.sample < 0:
-            raise ValueError(f"sample must be at least 0, got {self.sample}")
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("sample", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} must be at least 0, got {getattr(self, name)}")
+        if not 0 < self.learning_rate < float("inf"):
+            raise ValueError(f"--learning-rate must be above 0 and finite, got {self.learning_rate}")
         if self.attention_dtype not in ATTENTION_DTYPES:
-            raise ValueError(f"attention_dtype must be one of {', '.join(ATTENTION_DTYPES)}, "
+            raise ValueError(f"--attention-dtype must be one of {', '.join(ATTENTION_DTYPES)}, "
                              f"got {self.attention_dtype}")
         if self.dim % self.heads:
-            raise ValueError(f"dim must be a multiple of heads, got {self.dim} and {self.heads}")
+            raise ValueError(f"--dim must be a multiple of --heads, got {self.dim} and {self.heads}")
 
 
 @dataclass
@@ -70,8 +75,11 @@ class Result:
 def read_text(path=None):
     """English that every Python carries (the topics of ``help()``, about half a megabyte), or a file of your own."""
     if path is not None:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
+        try:
+            with open(path, encoding="utf-8") as file:
+                return file.read()
+        except UnicodeDecodeError:
+            raise ValueError(f"--text {path} is no UTF-8 text") from None
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))
@@ -184,6 +192,15 @@ def attention_layer(name, dtype=None):
         return xp.asarray(reference.standard_attention(*host, causal=True), dtype=q.dtype), pullback
 
     return attend
+
+
+def choose_engines(settings, xp):
+    """Raise a ValueError if the engine can't do the demo's attention here, in either direction."""
+    shape = settings.batch, settings.heads, settings.context, settings.dim // settings.heads
+    q = xp.empty(shape, ATTENTION_DTYPES[settings.attention_dtype])
+    call = describe("attention_vjp", q, q, q, causal=True)
+    for backward in (False, True):
+        engines.choose(settings.attention, call.device, call.problem, backward)
 
 
 def rounded(attend, dtype):

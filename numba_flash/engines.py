@@ -5,6 +5,8 @@ An engine is a module with these functions, imported when it is first needed::
     why_not(problem, backward=False)                          words, or None if it can do this problem here
     forward(problem, operands, o, lse)                        fills o and lse
     backward(problem, operands, do, dlse, o, lse, gradients)  fills gradients
+    why_not_here()                                            words if it can do no problem at all here, or None;
+                                                              those have it that need more than NumPy or CuPy
     why_later(problem)                                        words if "auto" should rather take a later one, or None;
                                                               not every engine has it
 
@@ -23,6 +25,7 @@ ON_GPU = {"hopper": "numba_flash.cuda.hopper.engine", "mma": "numba_flash.cuda.m
           "flash1": "numba_flash.cuda.flash1"}
 ON_TENSOR_CORES = "hopper", "mma"   # they have limits: sizes, dtypes, options
 ONLY_16_BIT = "hopper",             # takes no other inputs
+IN_SIMULATOR = "flash2", "flash1"
 NAMES = tuple(dict.fromkeys((*ON_CPU, *ON_GPU)))
 
 
@@ -34,6 +37,11 @@ def load(name):
 def simulated():
     """Whether kernels run in Numba's CUDA simulator, which takes NumPy arrays."""
     return SIMULATOR
+
+
+def why_not_here(engine):
+    """Why an engine can do no problem at all here, in words; None if it may."""
+    return engine.why_not_here() if hasattr(engine, "why_not_here") else None
 
 
 def why_later(engine, problem):
@@ -88,9 +96,11 @@ def _choose(kernel, device, problem, backward):
     if kernel not in NAMES:
         raise ValueError(f"kernel must be 'auto' or one of {', '.join(NAMES)}, got {kernel!r}")
     if kernel not in here and not (kernel in ON_GPU and simulated()):
+        simulator = ("" if on_gpu or kernel not in IN_SIMULATOR else
+                     ", or set NUMBA_ENABLE_CUDASIM=1 before Python starts to run it in Numba's simulator")
         raise ValueError(f"kernel={kernel!r} runs on {'the CPU' if on_gpu else 'a GPU'}, and the arrays are on "
                          f"{'a GPU' if on_gpu else 'the CPU'}; pass {'NumPy' if on_gpu else 'CuPy'} arrays, "
-                         f"or one of kernel={', '.join(('auto', *here))}")
+                         f"or one of kernel={', '.join(('auto', *here))}{simulator}")
     engine = load(kernel)
     reason = engine.why_not(problem, backward)
     if reason is not None:

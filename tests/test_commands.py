@@ -25,12 +25,18 @@ def test_info(capsys):
     out = capsys.readouterr().out
     assert all(name in out for name in engines.NAMES) and "numpy" in out and "GPU:" in out
     for line in out[out.index("engines:"):].splitlines()[1:]:
-        assert re.match(r"  \w+ +(NumPy|CuPy): \w", line), line
+        assert re.match(r"  \w+ +(NumPy|CuPy|simulator): \w", line), line
 
 
 def test_check_passes(capsys):
     assert main(["check"]) == 0
-    assert "every engine is right" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    last = out.splitlines()[-2:]
+    assert "right: cpu (cpu), standard (cpu)" in (last[0] if last[1].startswith("did not run: ") else last[1])
+    place = "simulator" if engines.simulated() else "gpu"
+    assert last[1].startswith("did not run: ") or not (check.gpu_trouble() or engines.simulated())
+    for name in engines.ON_TENSOR_CORES:
+        assert re.search(rf"^{name} +(\w+ +[\d.]+|{place} +did not run: \w|\w+ +not its problem: )", out, re.M), out
 
 
 def test_check_fails_with_a_wrong_engine(capsys, monkeypatch):
@@ -44,7 +50,8 @@ def test_check_fails_with_a_wrong_engine(capsys, monkeypatch):
 
     monkeypatch.setattr(module, "forward", wrong)
     assert main(["check"]) == 1
-    assert "WRONG" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "WRONG" in out and re.search(rf"^wrong: {name} \(", out, re.M)
 
 
 def test_demo_learns():
@@ -115,15 +122,30 @@ def test_demo_refuses_a_short_text(tmp_path):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (["--sample", "-1"], "sample must be at least 0"),
-    (["--attention-dtype", "int8"], "attention_dtype must be one of"),
-    (["--steps", "0"], "steps must be at least 1"), (["--heads", "3", "--dim", "8"], "multiple of heads"),
+    (["--sample", "-1"], "--sample must be at least 0"), (["--seed", "-1"], "--seed must be at least 0, got -1"),
+    (["--attention-dtype", "int8"], "--attention-dtype must be one of"),
+    (["--learning-rate", "-1"], "--learning-rate must be above 0"), (["--learning-rate", "nan"], "above 0"),
+    (["--steps", "0"], "--steps must be at least 1"), (["--heads", "3", "--dim", "8"], "multiple of --heads"),
+    (["--attention", "hopper"], "--attention hopper"),              # where there is a GPU, as it takes no float32
     (["--text", "/nowhere/at/all"], "nowhere"), (["--attention", "none"], "reference, cpu, standard"),
     (["--plot", "/nowhere/at/all.png"], "--plot")])
 def test_demo_says_what_is_wrong(arguments, words, capsys):
     with pytest.raises(SystemExit):
         main(["demo", *arguments])
     assert words in capsys.readouterr().err
+
+
+def test_demo_refuses_what_is_no_text(tmp_path):
+    (tmp_path / "text").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ValueError, match="--text .* is no UTF-8 text"):
+        demo.read_text(tmp_path / "text")
+
+
+def test_demo_refuses_a_plot_that_cannot_be_drawn(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(SystemExit):
+        main(["demo", "--plot", str(tmp_path / "a.xyz")])
+    assert "--plot must end with one of" in capsys.readouterr().err
 
 
 def test_unknown_command():

@@ -225,8 +225,11 @@ def test_out_of_any_layout(engine):
 def test_an_engine_elsewhere_says_so():
     if engines.simulated():
         pytest.skip("in the simulator GPU engines take NumPy arrays")
-    with pytest.raises(ValueError, match="kernel='flash2' runs on a GPU.*CuPy"):
+    with pytest.raises(ValueError, match="kernel='flash2' runs on a GPU.*CuPy.*NUMBA_ENABLE_CUDASIM=1 before"):
         nf.attention(*GOOD.values(), kernel="flash2")
+    with pytest.raises(ValueError, match="kernel='mma' runs on a GPU") as caught:
+        nf.attention(*GOOD.values(), kernel="mma")
+    assert "NUMBA_ENABLE_CUDASIM" not in str(caught.value)
 
 
 def test_read_only_inputs(engine):

@@ -71,3 +71,37 @@ def test_a_broken_cupy_is_said_and_harms_nobody(tmp_path, broken):
     main(["info"])
     """, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert "GPU: CuPy" in out and ("no driver" in out or "driver too old" in out)
+
+
+def test_the_simulator_without_numba_cuda_says_what_to_install():
+    out = python("""
+    import sys
+    sys.modules["numba_cuda"] = None            # as if it were not installed
+    import numpy as np, numba_flash as nf
+    q = np.ones((1, 1, 2, 4), np.float32)
+    for kernel in "flash1", "flash2", "mma", "hopper":
+        try:
+            nf.attention(q, q, q, kernel=kernel)
+        except ValueError as error:
+            print(error)
+    """, NUMBA_ENABLE_CUDASIM="1").splitlines()
+    assert len(out) == 4
+    assert all("the package numba-cuda is not installed: pip install numba-cuda" in line for line in out[:2])
+    assert all("no tensor cores" in line and "numba-cuda" not in line for line in out[2:])
+
+
+def test_a_foreign_reference_stops_only_what_needs_it(tmp_path):
+    (tmp_path / "reference.py").write_text("raise RuntimeError('run')\n")
+    out = python("""
+    from numba_flash.__main__ import main
+    main(["info"])
+    main("demo --steps 1 --dim 8 --heads 2 --layers 1 --context 8 --batch 1 --sample 1 --attention standard".split())
+    for arguments in ["check"], ["demo", "--attention", "reference"]:
+        try:
+            main(arguments)
+        except SystemExit as stop:
+            print(stop)
+    """, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert "engines:" in out and "it writes:" in out
+    assert out.splitlines()[-2].startswith(f"check can't run: a module named reference at {tmp_path}")
+    assert out.splitlines()[-1] == "2"

@@ -1,6 +1,9 @@
 """The engine `flash1`: FlashAttention as published. Its kernels are in `flash1_forward` and `flash1_backward`."""
 
 from .host import array_module, chosen, option_arguments, run, run_dbias, run_delta, run_dsinks, why_no_kernel
+from .launch import why_no_device
+
+why_not_here = why_no_device
 
 
 def why_not(problem, backward=False):

@@ -1,6 +1,9 @@
 """The engine `flash2`: FlashAttention-2. Its kernels are in `flash2_forward` and `flash2_backward`."""
 
 from .host import chosen, option_arguments, run, run_dbias, run_delta, run_dsinks, why_no_kernel
+from .launch import why_no_device
+
+why_not_here = why_no_device
 
 
 def why_not(problem, backward=False):

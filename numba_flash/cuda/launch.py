@@ -44,7 +44,8 @@ def call_driver(name, *args):
 def why_no_device():
     """Why no kernel can run here, in words; None if one can."""
     if find_spec("numba_cuda") is None:     # importing it takes as long as all else of a first call: `build` does
-        return "numba.cuda can't be imported (there is no numba-cuda): install numba-cuda, or use kernel=\"cpu\""
+        return ("the package numba-cuda is not installed: pip install numba-cuda (no GPU needed for the simulator), "
+                "or use kernel=\"cpu\"")
     if SIMULATOR:
         return None
     try:

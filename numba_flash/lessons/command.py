@@ -6,7 +6,7 @@ import sys
 from importlib.util import find_spec
 from inspect import getsource
 from pathlib import Path
-from textwrap import indent
+from textwrap import dedent, indent
 
 from . import exercise, load, names, title
 from .runner import NOT_PASSED
@@ -38,7 +38,8 @@ def run(arguments):
     Returns
     -------
     status : int
-        0 if a file that was to be checked passes, or nothing was to be checked.
+        0 if a file that was to be checked passes, or nothing was to be checked; 1 if it doesn't pass; 130, as shells
+        have it, if the check was interrupted.
 
     Raises
     ------
@@ -46,6 +47,9 @@ def run(arguments):
         A lesson or file that isn't there, or a file that is there already.
     """
     number = arguments.number
+    for name in ("start", "text", "hint", "gpu"):
+        if number is None and getattr(arguments, name) not in (None, False):
+            raise ValueError(f"give a number: lesson 1 --{name}")
     if number is None:
         show_list()
         return 0
@@ -57,7 +61,7 @@ def run(arguments):
     if arguments.text:
         print(text(number))
     if arguments.hint:
-        print(load(number).HINT.strip())
+        print(dedent(load(number).HINT).strip("\n"))
     if arguments.start is None and not arguments.text and not arguments.hint:
         return check(number, file, arguments.gpu)
     return 0
@@ -90,6 +94,8 @@ def start(number, file):
 
 def check(number, file, gpu):
     """Check a file in a process of its own, as the simulator must be chosen before Numba is imported."""
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder: name the file to check, {file / exercise(number).name} say")
     if not file.exists():
         raise ValueError(f"there is no {file}: write the exercise with python -m numba_flash lesson {number} --start")
     if find_spec("numba.cuda") is None:
@@ -103,6 +109,9 @@ def check(number, file, gpu):
     except subprocess.TimeoutExpired:
         print(f"Not finished after {SECONDS} seconds. Does a loop never end?")
         return 1
+    except KeyboardInterrupt:
+        print()                             # the prompt's line is its own
+        return 130
     print(done.stdout, end="")
     if done.returncode not in (0, NOT_PASSED):
         print(done.stderr, end="")          # not the learner's fault: show all there is

@@ -41,6 +41,11 @@ def read_source(path):
     return source
 
 
+def lessons_by_kernel():
+    """The number of its lesson for the name of each kernel."""
+    return {step.kernel: number for number in names() for step in load(number).launches(**load(number).CASES[0])}
+
+
 def load_kernels(path, wanted):
     """Run the learner's file and return its kernels by name."""
     scope = {"__name__": "lesson", "__file__": str(path)}
@@ -52,7 +57,11 @@ def load_kernels(path, wanted):
         raise raised(error, path) from None
     for name in wanted:
         if name not in scope:
-            raise Fault(f"There is no kernel called {name} in {path}.")
+            owners = lessons_by_kernel()
+            other = next((f" It has a kernel of lesson {owners[found]}." for found in scope
+                          if found in owners and owners[found] != owners[name]), "")
+            raise Fault(f"There is no kernel called {name} in {path}: is this the file of lesson {owners[name]}?"
+                        f"{other}")
         if not hasattr(scope[name], "py_func"):
             raise Fault(f"{name} is no kernel: write @cuda.jit in the line above its def.")
     return {name: scope[name] for name in wanted}

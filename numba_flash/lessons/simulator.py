@@ -313,7 +313,8 @@ class Block:
         """Let each thread run in its turn; return whether all wait now, and have not ended."""
         for thread in self.threads:
             thread.turn.release()
-            if not self.arrived.acquire(timeout=max(self.stop_at - time.monotonic(), 0.01)):
+            arrived = self.arrived.acquire(timeout=max(self.stop_at - time.monotonic(), 0.01))
+            if not arrived or time.monotonic() > self.stop_at:      # an endless loop may arrive again and again
                 raise Fault(self.endless(thread))
             if thread.error:
                 self.memory.tell()          # what is wrong with memory may have led to the error

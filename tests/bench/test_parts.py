@@ -39,6 +39,16 @@ def test_a_missing_gpu_is_said_in_words(name):
         command.main([name, "--quick"])
 
 
+def test_quick_stores_nothing_and_says_so(capsys, monkeypatch, tmp_path):
+    from bench import cpu
+
+    monkeypatch.setattr(cpu, "PARTS", {"first": Part(measure, gpu=False)})
+    monkeypatch.chdir(tmp_path)
+    command.main(["cpu", "--quick"])
+    err = capsys.readouterr().err
+    assert "nothing stored (--quick)" in err and "wrote" not in err and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("arguments", [["nothing"], ["readme", "--part", "x"], ["pictures", "--quick"], []])
 def test_arguments_that_make_no_sense(arguments, capsys):
     with pytest.raises(SystemExit) as stop:

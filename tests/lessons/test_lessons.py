@@ -199,7 +199,9 @@ def test_each_lesson_has_a_broken_variant():
 
 FAULTS = {
     "syntax": ("def linear(y, x, a, b)\n", ["SyntaxError: expected ':'", "line 1: def linear(y, x, a, b)"]),
-    "missing kernel": ("x = 1\n", ["There is no kernel called linear"]),
+    "missing kernel": ("x = 1\n", ["There is no kernel called linear", "is this the file of lesson 1?"]),
+    "another lesson": ("def linear_2(): pass\ndef row_sum(): pass\n", [
+        "is this the file of lesson 1? It has a kernel of lesson 4."]),
     "no decorator": ("def linear(y, x, a, b):\n    pass\n", ["linear is no kernel", "@cuda.jit"]),
     "import": ("import nothing_like_this\n", ["ModuleNotFoundError", "line 1: import nothing_like_this"]),
     "exit": ("raise SystemExit(0)\n", ["SystemExit", "line 1"]),
@@ -214,6 +216,7 @@ FAULTS = {
         "AttributeError: Numba's simulator of cuda has no attribute 'syncwarp'"]),
     "division": ("y[0] = 1 / 0", ["ZeroDivisionError", "On a GPU this gives inf or NaN"]),
     "log": ("from math import log; y[0] = log(0)", ["On a GPU log(0) gives -inf"]),
+    "endless with a barrier": ("while True: cuda.syncthreads()", ["Not finished after 0.5 seconds", "line 4: while"]),
     "too slow": ("import time; time.sleep(1.5)", ["Not finished after 0.5 seconds", "line 4: import time"]),
 }
 
@@ -228,7 +231,7 @@ class TestFaults:
             source = "from numba import cuda\n@cuda.jit\ndef linear(y, x):\n    pass\n"
         elif "\n" not in source:
             source = f"from numba import cuda\n@cuda.jit\ndef linear(y, x, a, b):\n    {source}\n"
-        if what == "too slow":
+        if "0.5 seconds" in words[0]:
             from numba_flash.lessons import simulator
             monkeypatch.setattr(simulator, "SECONDS", 0.5)
         passed, report = check_source(1, source, tmp_path)
@@ -276,6 +279,8 @@ def test_text_and_hint(capsys):
     assert main(["lesson", "3", "--text", "--hint"]) == 0
     out = capsys.readouterr().out
     assert "a *barrier*" in out and 'return {"y": x.T}' in out and "tile[tx, ty]" in out
+    assert main(["lesson", "4", "--hint"]) == 0
+    assert capsys.readouterr().out.startswith("    part[tx] = share\n    cuda.syncthreads()\n")
 
 
 def test_start_writes_and_never_overwrites(tmp_path, capsys):
@@ -291,11 +296,32 @@ def test_start_writes_and_never_overwrites(tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments, words", [
     (["13"], "there is no lesson 13"), (["1", "nowhere.py"], "--start"), (["x"], "invalid int"),
-    (["1", "--start", "/nowhere/at/all.py"], "nowhere")])
+    (["1", "--start", "/nowhere/at/all.py"], "nowhere"), (["1", "--gpu", "nowhere.py"], "there is no nowhere.py"),
+    (["--start"], "give a number: lesson 1 --start"), (["--hint"], "give a number: lesson 1 --hint"),
+    (["1", "/"], "/ is a folder")])
 def test_says_what_is_wrong(arguments, words, capsys):
     with pytest.raises(SystemExit):
         main(["lesson", *arguments])
     assert words in capsys.readouterr().err
+
+
+def test_an_interrupted_check_ends_quietly(capsys, monkeypatch):
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    assert main(["lesson", "1", str(solution(1))]) == 130
+    assert not "".join(capsys.readouterr()).strip()
+
+
+def test_a_closed_pipe_ends_quietly():
+    """As in ``lesson 1 --text | head``."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-m", "numba_flash", "lesson", "1", "--text"], cwd=SOLUTIONS.parents[2],
+                          stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert done.returncode == 1 and not done.stderr
 
 
 def test_default_names_and_exit_status(tmp_path):

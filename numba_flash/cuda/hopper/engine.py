@@ -22,13 +22,15 @@ KEPT = 4096
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return why_no_device() or why_not_here() or why_not_for_tensor_cores(problem)
+    return why_not_here() or why_not_for_tensor_cores(problem)
 
 
 def why_not_here():
     """Why it does not run on the current device, in words; None if it does."""
     if SIMULATOR:
         return "Numba's simulator has no tensor cores"
+    if reason := why_no_device():
+        return reason
     here = capability()
     return None if here == (9, 0) else f"it needs a GPU of compute capability 9.0, and this one has {here[0]}.{here[1]}"
 

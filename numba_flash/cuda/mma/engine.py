@@ -26,14 +26,15 @@ WHOLE_IN_FLOAT64 = 9, 0         # and from which products of float64 are not by 
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return (why_no_device() or why_not_here() or why_not_for_tensor_cores(problem, DTYPES)
-            or why_no_tile(problem, backward))
+    return why_not_here() or why_not_for_tensor_cores(problem, DTYPES) or why_no_tile(problem, backward)
 
 
 def why_not_here():
     """Why it does not run on the current device, in words; None if it does."""
     if SIMULATOR:
         return "Numba's simulator has no tensor cores"
+    if reason := why_no_device():
+        return reason
     here = capability()
     return None if here >= (8, 0) else (f"it needs a GPU of compute capability 8.0 or more, and this one has {here[0]}."
                                         f"{here[1]}")
