@@ -2,6 +2,7 @@
 
 forward    the Hopper engine's forward beside PyTorch's cuDNN and FlashAttention-2, and FlexAttention
 backward   the same for gradients
+mma        the engine for any GPU's tensor cores beside PyTorch, in bfloat16, float32 and float64
 ladder     every engine on the same problem: standard, memory-efficient, flash1, flash2, and those on tensor cores
 memory     bytes that a call takes beyond its inputs and outputs, against the length of the sequence
 traffic    bytes between a GPU and its memory, counted by ncu, beside what `reference.traffic` says
@@ -20,7 +21,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-MEASURED = "forward", "backward", "ladder", "memory", "traffic", "latency", "train", "cpu"
+MEASURED = "forward", "backward", "mma", "ladder", "memory", "traffic", "latency", "train", "cpu"
 MADE = {"readme": ".", "pictures": "numba_flash/cuda/pictures"}
 
 

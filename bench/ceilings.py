@@ -24,7 +24,8 @@ def product(dtype, gpu=True):
     if dtype == "bfloat16" and not peers.why_not():
         a, b = (peers.as_tensor(x).bfloat16() for x in (a, b))
     elif dtype != "float32":
-        a, b = a.astype(np.float16), b.astype(np.float16)
+        other = np.float64 if dtype == "float64" else np.float16
+        a, b = a.astype(other), b.astype(other)
     return lambda: a @ b, 2 * size**3
 
 

@@ -70,6 +70,13 @@ def grid_panels(result):
             panel.title or "bfloat16" in panel.title]
 
 
+def mma_panels(result):
+    """TFLOP/s by length and mask, one panel for each dtype, direction and head dim."""
+    return [panel for dtype, part in result.items()
+            for panel in panels_of(part["rows"], "TFLOP/s", lambda row: f"{row['direction']}, {dtype}, d {row['d']}",
+                                   lambda row: f"{row['n']} {row['mask']}")]
+
+
 def ladder_panels(result):
     """TFLOP/s of every rung, by head dim and mask."""
     return [panel for dtype, part in result.items()
@@ -141,8 +148,9 @@ def cpu_panels(result):
 
 
 PANELS: dict[str, Callable] = {
-    "forward": grid_panels, "backward": grid_panels, "ladder": ladder_panels, "memory": memory_panels,
-    "traffic": traffic_panels, "latency": latency_panels, "train": train_panels, "cpu": cpu_panels}
+    "forward": grid_panels, "backward": grid_panels, "mma": mma_panels, "ladder": ladder_panels,
+    "memory": memory_panels, "traffic": traffic_panels, "latency": latency_panels, "train": train_panels,
+    "cpu": cpu_panels}
 
 
 def digest(panels):

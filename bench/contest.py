@@ -21,13 +21,13 @@ import numpy as np
 from tqdm import tqdm
 
 from numba_flash import arrays, attention, attention_backward
-from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32
+from numba_flash.problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 
 from .measure import awake_seconds, batch_seconds, in_turn, wall_seconds
 
-DTYPES = {"bfloat16": BFLOAT16, "float16": FLOAT16, "float32": FLOAT32}
+DTYPES = {"bfloat16": BFLOAT16, "float16": FLOAT16, "float32": FLOAT32, "float64": FLOAT64}
 # Relative Frobenius error: some three times what a right result has, and far less than one wrong tile makes of it.
-LARGEST_ERROR = {"bfloat16": 8e-3, "float16": 1.5e-3, "float32": 1e-4}
+LARGEST_ERROR = {"bfloat16": 8e-3, "float16": 1.5e-3, "float32": 1e-4, "float64": 1e-12}
 CHECKED_ROWS = 1024             # of queries at a time, when the right answer is computed
 
 
@@ -78,12 +78,15 @@ class Call:
         Makes NumPy or CuPy arrays, (batch, heads, n, d), of what `run` returned.
     clock : function, optional
         How to time it, if not as the others.
+    right : float, optional
+        The largest relative error of a right result, if it isn't that of the dtype.
     """
 
     run: Callable
     context: Callable = nullcontext
     as_arrays: Callable = list
     clock: Callable | None = None
+    right: float | None = None
 
 
 @dataclass
@@ -169,15 +172,16 @@ def _words(case):
 
 # ---- ours ------------------------------------------------------------------------------------------------------------
 
-def engine(kernel, deterministic=False):
-    """A rival: the engine of that name."""
+def engine(kernel, deterministic=False, right=None, **given):
+    """A rival: the engine of that name, with options of its own."""
     def make(inputs, backward, **options):
         do, q, k, v = inputs.arrays
-        options = {**inputs.put(options), "kernel": kernel}
+        options = {**inputs.put(options), **given, "kernel": kernel}
         if not backward:
-            return Call(lambda: (attention(q, k, v, **options),))
+            return Call(lambda: (attention(q, k, v, **options),), right=right)
         o, lse = attention(q, k, v, return_lse=True, **options)
-        return Call(lambda: attention_backward(do, q, k, v, o, lse, deterministic=deterministic, **options))
+        return Call(lambda: attention_backward(do, q, k, v, o, lse, deterministic=deterministic, **options),
+                    right=right)
 
     return make
 
@@ -217,7 +221,12 @@ def exact(inputs, backward, alibi_slopes=None, **options):
 
 def last_head(x, heads):
     """The last heads of the last batch, in float64."""
-    return x[-1:, -heads:].astype(np.float32).astype(np.float64)
+    return exactly(x[-1:, -heads:]).astype(np.float64)
+
+
+def exactly(x):
+    """Numbers of 16 bits in float32, from which CuPy converts; others as they are."""
+    return x if x.dtype.itemsize > 2 else x.astype(np.float32)
 
 
 def distance(x, right):
@@ -229,7 +238,7 @@ def distance(x, right):
 
 def apart(answer, others):
     """The largest `distance` of two answers, everywhere."""
-    return worst(distance(x, other.astype(np.float32)) for x, other in zip(answer, others))
+    return worst(distance(x, exactly(other)) for x, other in zip(answer, others))
 
 
 def worst(distances):
@@ -276,12 +285,13 @@ def prepare(case, inputs, rivals, count, unit="TFLOP/s", backward=False, **optio
             if isinstance(right, Exception):
                 raise RuntimeError(f"the right answer could not be computed: {right}")
             answer, error, seconds, call = _try(make, inputs, backward, right, options)
-            if not error <= limit:
-                raise ArithmeticError(f"it is off by {error:.2g}, allowed {limit}: not timing a wrong result")
+            right_to = call.right or limit
+            if not error <= right_to:
+                raise ArithmeticError(f"it is off by {error:.2g}, allowed {right_to}: not timing a wrong result")
             if first is None:
                 first, first_answer = name, answer
-            elif not apart(answer, first_answer) <= limit:
-                reason = f"{name} and {first} differ by {apart(answer, first_answer):.2g}, allowed {limit}"
+            elif not apart(answer, first_answer) <= right_to:
+                reason = f"{name} and {first} differ by {apart(answer, first_answer):.2g}, allowed {right_to}"
                 row.refuse(first, reason)
                 raise ArithmeticError(reason)
         except Exception as reason:             # no kernel for this problem, no compiler, no memory

@@ -12,7 +12,8 @@ from .words import (RESULTS, ROOT, cell, cudnn, markdown, names, other_products,
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
 LABELS = {"numba_flash": "numba_flash", "torch": "PyTorch", "numpy": "NumPy", "torch efficient": "PyTorch efficient",
           "torch flash": "PyTorch flash", "torch math": "PyTorch math", "torch default": "PyTorch's choice",
-          "cudnn": "cuDNN", "flex": "FlexAttention", "jax xla": "JAX", "jax cudnn": "JAX's cuDNN"}
+          "mma tf32": "mma, tf32", "cudnn": "cuDNN", "flex": "FlexAttention", "jax xla": "JAX",
+          "jax cudnn": "JAX's cuDNN"}
 
 
 def label(name):
@@ -86,6 +87,19 @@ def ladder(part, dtype):
         f"TFLOP/s on one {where(part)}{without_mma(part, dtype, 'TFLOP/s')}, 2048 / d heads, n 4096, batch 4, beside",
         f"{torch(part)}'s backends (memory-efficient attention is the fused kernel that it has for float32)."],
         header, rows, part)
+
+
+def mma(part, dtype):
+    """Speed of the engine for any GPU beside its peers, and how many times as fast it is, in one dtype."""
+    rivals = names(part["rows"], "TFLOP/s")
+    rows = [(row["direction"], row["d"], row["mask"], row["n"], *(
+                cell(row, f"{name} TFLOP/s", 0 if dtype == "bfloat16" else 1)
+                + (f" ({row[f'mma / {name}']:.2f})" if f"mma / {name}" in row else "") for name in rivals))
+            for row in part["rows"]]
+    most = f"A product of two matrices runs at {part['ceiling'][dtype]:.0f}." if dtype in part["ceiling"] else ""
+    return with_table([
+        f"TFLOP/s in {dtype} on one {where(part)}, 2048 / d heads, 16384 / n batches, in parentheses how many times as",
+        f"fast `mma` is, beside {torch(part)}.", most], ("", "d", "mask", "n", *map(label, rivals)), rows, part)
 
 
 def memory(part, name):
@@ -253,6 +267,7 @@ def sections():
     return [
         (None, "cpu", [cpu_speed(results["cpu"]["speed"])] + ([cpu_memory(kept["cpu"])] if "cpu" in kept else [])),
         (None, "ladder", [ladder(part, dtype) for dtype, part in results["ladder"].items()]),
+        ("On tensor cores of any GPU", "mma", [mma(part, dtype) for dtype, part in results["mma"].items()]),
         ("Memory", "memory", [memory(part, name) for name, part in kept.items() if name != "cpu"]),
         ("Small calls", "latency", of_parts(LATENCY, results["latency"])),
         ("On Hopper, forward", "forward", of_parts(FORWARD, results["forward"])),

@@ -14,6 +14,9 @@ GRID = {"rows": [{"dtype": "bfloat16", "d": 64, "n": n, "mask": "full", "hopper 
 SAMPLES = {
     "forward": ({"speed": GRID}, [("bfloat16, d 64, full", {"hopper": ([1, 2], [1, 2])})]),
     "backward": ({"gqa": GRID}, [("64 heads on 8, full", {"hopper": ([1, 2], [1, 2])})]),
+    "mma": ({"float64": {"rows": [{"direction": "forward", "d": 64, "n": n, "mask": "full", "mma TFLOP/s": 3.0 * n}
+                                  for n in (1, 2)]}},
+            [("forward, float64, d 64", {"mma": (["1 full", "2 full"], [3, 6])})]),
     "ladder": ({"float32": {"rows": [{"direction": "forward", "d": 64, "mask": "full", "mma TFLOP/s": 3.0,
                                       "mma / x": 2.0}]}},
                [("forward, float32", {"mma": (["d 64 full"], [3])})]),

@@ -85,6 +85,28 @@ def test_a_wrong_result_is_not_timed(inputs, capsys):
     assert row.ours() == "peer"
 
 
+def test_a_rival_may_say_how_exact_it_is(inputs):
+    """As `precision="tf32"` is not as exact as its dtype."""
+    def rough(right_to):
+        def make(inputs, backward, **options):
+            call = engine("standard", right=right_to, scale=.36)(inputs, backward, **options)
+            assert call.right == right_to
+            return call
+
+        return make
+
+    row = prepare({}, inputs, {"standard": engine("standard"), "rough": rough(.1), "wrong": rough(None)}, 1)
+    assert list(row.calls) == ["standard", "rough"] and "allowed 0.0001" in row.figures["wrong"]["not measured"]
+
+
+def test_float64_is_held_against_float64():
+    inputs = Inputs.of("float64", (1, 2, 20, 64), gpu=False)
+    assert inputs.arrays[1].dtype == np.float64
+    for backward in (False, True):
+        row = prepare({}, inputs, {"cpu": engine("cpu"), "standard": engine("standard")}, 1, backward=backward)
+        assert row.figures["cpu"]["error"] < 1e-13 and len(row.calls) == 2
+
+
 @pytest.mark.parametrize("backward", [False, True])
 def test_rivals_must_agree_where_the_exact_answer_does_not_look(inputs, backward):
     row = prepare({}, inputs, {"ours": spoiled(np.s_[0, 0, :9]), "peer": right}, 1, backward=backward)

@@ -33,7 +33,7 @@ def test_each_name_makes_something(name):
 
 
 @needs_no_gpu
-@pytest.mark.parametrize("name", ["forward", "backward", "ladder", "traffic"])
+@pytest.mark.parametrize("name", ["forward", "backward", "mma", "ladder", "traffic"])
 def test_a_missing_gpu_is_said_in_words(name):
     with pytest.raises(SystemExit, match="needs a GPU: CuPy "):
         command.main([name, "--quick"])
