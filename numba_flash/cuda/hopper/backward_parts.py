@@ -15,7 +15,8 @@ from ..ptx.assembly import float32, int32
 from ..ptx.barriers import (barrier_arrive, barrier_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_expect,
                             mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
 from ..ptx.copies import copy_boxes, copy_bytes, element_address, load_acquire, store_release, tensor_map
-from ..ptx.fragments import first_row, make_add_fragment, make_pack16, store_rows
+from ..ptx.exchange import make_add_fragment
+from ..ptx.fragments import first_row, make_pack16, store_rows
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared
 from ..signatures import array_type, counters, int64, none, real_array
 from ..tensor_cores.schedule import divide, following, thread_of_warpgroup, tile_and_head

@@ -20,8 +20,8 @@ from ..ptx.arithmetic import uniform
 from ..ptx.assembly import float32, int32
 from ..ptx.barriers import barrier_arrive, barrier_sync, fence_async, make_set_registers, mbarrier_arrive
 from ..ptx.copies import BOX_ROW, make_parameter_address, shared_memory, swizzled
-from ..ptx.fragments import (columnwise, first_column, first_row, make_filled, make_load_words, make_pack16,
-                             store_transposed, store_words)
+from ..ptx.exchange import make_load_words, store_words
+from ..ptx.fragments import columnwise, first_column, first_row, make_filled, make_pack16, store_transposed
 from ..ptx.wgmma import make_wait
 from ..tensor_cores.gradients import make_damped, make_transposed_score_tile, probability, score_gradient
 from ..tensor_cores.schedule import following, thread_of_warpgroup

@@ -31,9 +31,9 @@ from ..ptx.assembly import int32, uint64
 from ..ptx.barriers import barrier_arrive, barrier_sync
 from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, make_swizzled,
                           shared_memory, store_shared_float, wait_rows)
+from ..ptx.exchange import make_add_fragment, make_load_words, make_store_words
 from ..ptx.formats import make_pack, make_store_box, make_store_rows, make_unpack, word_type
-from ..ptx.fragments import (columnwise, first_column, first_row, make_add_fragment, make_filled, make_load_words,
-                             make_part, make_rows_down, make_store_words)
+from ..ptx.fragments import columnwise, first_column, first_row, make_filled, make_part, make_rows_down
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients

@@ -7,6 +7,7 @@
 ``mma``         whole matrix products of a warp (Ampere), operands in shared memory or registers
 ``wgmma``       those of a warpgroup (Hopper), which run while its threads go on
 ``formats``     a fragment outside of products: 16-bit numbers in pairs, longer ones one by one
+``exchange``    fragments in memory as threads hold them: added up, or left for another warp
 ``fragments``   a matrix spread over the registers of a warp or warpgroup: a function applied to its elements or rows
 ``arithmetic``  exp2, log2, fma, maximum
 ==============  ==============================================================================================

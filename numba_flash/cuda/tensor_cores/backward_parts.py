@@ -6,8 +6,9 @@ from math import inf
 from ..compile import cuda, device
 from ..ptx.assembly import int32, uint64
 from ..ptx.copies import element_address
+from ..ptx.exchange import make_load_sums
 from ..ptx.formats import make_load_piece, make_pack, make_store_rows, make_unpack
-from ..ptx.fragments import elementwise, first_row, make_load_sums, rowwise, sum_of_elements
+from ..ptx.fragments import elementwise, first_row, rowwise, sum_of_elements
 from ..signatures import array_type, none, real_array, real_type
 from .schedule import divide
 from .softmax import plus, scaled
