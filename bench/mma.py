@@ -21,19 +21,19 @@ MOST = 3                        # rounds
 TF32_ERROR = 2e-3               # some three times that of a product of 11 bits
 LENGTHS = {"bfloat16": grid.LENGTHS, "float32": grid.LENGTHS[1:], "float64": grid.LENGTHS[1:]}
 HEAD_DIMS = {"bfloat16": grid.HEAD_DIMS, "float32": (64, 128), "float64": (64, 128)}
-MMA, STANDARD = {"mma": engine("mma")}, {"standard": engine("standard")}
-RIVALS = {"bfloat16": MMA | {"torch flash": peers.sdpa("torch flash")},
-          "float32": MMA | {"mma tf32": engine("mma", right=TF32_ERROR, precision="tf32"), **STANDARD,
-                            "torch efficient": peers.sdpa("torch efficient")},
-          "float64": MMA | STANDARD | {"torch math": peers.sdpa("torch math")}}
+MMA, STANDARD = engine("mma"), engine("standard")
+RIVALS = {"bfloat16": {"mma": MMA, "torch flash": peers.sdpa("torch flash")},
+          "float32": {"mma": MMA, "mma tf32": engine("mma", right=TF32_ERROR, precision="tf32"), "standard": STANDARD,
+                      "torch efficient": peers.sdpa("torch efficient")},
+          "float64": {"mma": MMA, "standard": STANDARD, "torch math": peers.sdpa("torch math")}}
 REPEATABLE = {"mma deterministic": engine("mma", deterministic=True)}
 
 
-def beside(dtype, rounds, tokens=grid.TOKENS, hidden=grid.HIDDEN):
+def beside(dtype, rounds):
     """Rows of both directions, full and causal; ratios are those of `mma`."""
     ceilings, rows = products([dtype]), []
     for d, n in tqdm([(d, n) for d in HEAD_DIMS[dtype] for n in LENGTHS[dtype]], desc=dtype):
-        inputs = Inputs.of(dtype, (max(1, tokens // n), hidden // d, n, d))
+        inputs = Inputs.of(dtype, (grid.TOKENS // n, grid.HIDDEN // d, n, d))
         for backward in (False, True):
             rivals = RIVALS[dtype] | (REPEATABLE if backward else {})
             for row in grid.both_masks(inputs, rivals, min(rounds, MOST), ceilings, backward):

@@ -54,6 +54,12 @@ def make_squash(dtype):
     return squash
 
 
+@device
+def one_plus_exp(s, factor):
+    """1 + exp(2 x) for squash_four's x."""
+    return float32(1) + exp2(at_most(s * factor, MOST))
+
+
 @fourwise
 def squash_four(s, factor, cap):
     """``cap * tanh(scale s / cap) - cap``, right to 5e-7 of cap, for ``factor = 2 log2(e) scale / cap``.
@@ -62,8 +68,8 @@ def squash_four(s, factor, cap):
     the others along: so no hidden key may bring one, and if a visible one does, all of its row are lost anyway. Beyond
     2^30, which tanh can't tell from infinity, the product of four could overflow.
     """
-    a, b = float32(1) + exp2(at_most(s[0] * factor, MOST)), float32(1) + exp2(at_most(s[1] * factor, MOST))
-    c, d = float32(1) + exp2(at_most(s[2] * factor, MOST)), float32(1) + exp2(at_most(s[3] * factor, MOST))
+    a, b = one_plus_exp(s[0], factor), one_plus_exp(s[1], factor)
+    c, d = one_plus_exp(s[2], factor), one_plus_exp(s[3], factor)
     ab, cd = a * b, c * d
     x = float32(-2) * cap * reciprocal(ab * cd)
     by_ab, by_cd = x * cd, x * ab
