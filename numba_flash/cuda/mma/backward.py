@@ -27,13 +27,14 @@ from functools import lru_cache
 from ...scores import seeing_queries
 from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, thread_number, uniform
-from ..ptx.assembly import int32, uint64
+from ..ptx.assembly import int32, uint32, uint64
 from ..ptx.barriers import barrier_arrive, barrier_sync
-from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, make_swizzled,
-                          shared_memory, store_shared_float, wait_rows)
+from ..ptx.copies import (BOX_ROW, UNIT, Operand, commit_rows, copied_by, copy_unit, element_address, make_copy_rows,
+                          make_swizzled, shared_memory, unit_address, wait_rows)
 from ..ptx.exchange import make_add_fragment, make_load_words, make_store_words
 from ..ptx.formats import make_pack, make_store_box, make_store_rows, make_unpack, word_type
-from ..ptx.fragments import columnwise, first_column, first_row, make_filled, make_part, make_rows_down
+from ..ptx.fragments import (columnwise, first_column, first_row, make_filled, make_load_fragment, make_part,
+                             make_rows_down)
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients
@@ -76,8 +77,11 @@ def make_backward(tile, spec, adds_dq, by_four):
     copy_q, copy_do = (make_copy_rows(block_m, boxes, threads, item) for boxes in (spec.q_boxes, spec.v_boxes))
     keys, queries = Operand(block_n, depth_down=False), Operand(block_m, depth_down=False)
     keys_down, queries_down = Operand(block_n, depth_down=True), Operand(block_m, depth_down=True)
-    multiply_kq = make_warp_product(parts, block_m, d, spec.factors, keys, queries, accumulate=False)
-    multiply_vdo = make_warp_product(parts, block_m, d_v, spec.factors, keys, queries, accumulate=False)
+    keys_in_registers = tile.keys_in_registers
+    own_keys_operand = None if keys_in_registers else keys
+    multiply_kq = make_warp_product(parts, block_m, d, spec.factors, own_keys_operand, queries, accumulate=False)
+    multiply_vdo = make_warp_product(parts, block_m, d_v, spec.factors, own_keys_operand, queries, accumulate=False)
+    load_k, load_v = (make_load_fragment(columns, block_n, parts) for columns in (d, d_v))
     multiply_pdo = make_warp_product(parts, dv_columns, block_m, spec.factors, None, queries_down, accumulate=True)
     multiply_dsq = make_warp_product(parts, dk_columns, block_m, spec.factors, None, queries_down, accumulate=True)
     multiply_dsk = make_warp_product(1, at_once, block_n, spec.factors, keys_down, keys_down, accumulate=False)
@@ -96,27 +100,17 @@ def make_backward(tile, spec, adds_dq, by_four):
     # ---- both warps' steps -------------------------------------------------------------------------------------------
 
     @device
-    def load_step(shared, q_array, do_array, b, h, i, stage):
-        """Start to load Q_i and dO_i."""
+    def load_step(shared, q_array, do_array, query_numbers, b, h, i, stage):
+        """Start to load Q_i and dO_i, lse_i and delta_i."""
         thread, left = thread_number(), int32(q_array.shape[2] - i)
         copy_q(shared + q_tiles + stage * q_bytes, copied_by(thread, q_array, b, h, i), q_array.strides[2], left,
                int32(q_array.shape[3]), thread)
         copy_do(shared + do_tiles + stage * do_bytes, copied_by(thread, do_array, b, h, i), do_array.strides[2], left,
                 int32(do_array.shape[3]), thread)
+        if thread < row_bytes // UNIT:
+            copy_unit(shared + row_tiles + stage * row_bytes + UNIT * thread,
+                      unit_address(query_numbers, b, h, int32(uint32(i) // uint32(block_m)), thread))
         commit_rows()
-
-    @device
-    def load_number(query_numbers, b, h, i):
-        """This thread's number of lse_i and delta_i."""
-        thread = thread_number()
-        return query_numbers[b, h, i // block_m, thread if thread < 2 * block_m else 0]
-
-    @device
-    def put_number(rows, x):
-        """Leave it for all."""
-        thread = thread_number()
-        if thread < 2 * block_m:
-            store_shared_float(rows + number_bytes * thread, x)
 
     @device
     def meet():
@@ -125,38 +119,40 @@ def make_backward(tile, spec, adds_dq, by_four):
         barrier_sync(0, threads)
 
     @device
-    def slot_of(place):
-        """Where P and dS of a step begin in theirs: with two stages those of the step before are still read."""
-        return place * slot_bytes if stages == 2 else int32(0)
+    def own_rows(address, load):
+        """K_j or V_j as the first operand of a warp's products."""
+        if keys_in_registers:
+            return load(swizzled(address, lane_number() & 15, lane_number() >> 4))
+        return address
 
     @device
-    def begin_step(shared, q_array, do_array, query_numbers, b, h, i, h_stop, place):
-        """Wait for Q_i and dO_i; load what the next step needs. Returns its number of lse or delta."""
+    def begin_step():
+        """Wait for Q_i and dO_i; with two stages the step before has done it."""
         if stages == 1:
             meet()                      # or Q_i isn't there yet, or others still read P and dS of the step before
-        x = real(0)
-        if h < h_stop:
-            if stages == 2:
-                load_step(shared, q_array, do_array, b, h, i, place ^ 1)
-            x = load_number(query_numbers, b, h, i)
-        return x
 
     @device
-    def end_step(shared, q_array, do_array, b, h, i, h_stop, place, x):
+    def load_next_step(shared, q_array, do_array, query_numbers, b, h, i, h_stop, stage):
+        """With two stages, load what the next step needs: not first of all, as tensor cores would wait meanwhile."""
+        if stages == 2 and h < h_stop:
+            load_step(shared, q_array, do_array, query_numbers, b, h, i, stage ^ 1)
+
+    @device
+    def end_step(shared, q_array, do_array, query_numbers, b, h, i, h_stop):
         """Meet when dS is there and Q_i and dO_i have been read; with two stages, also the next Q and dO are there."""
-        put_number(shared + row_tiles + (place ^ 1) * row_bytes, x)
-        meet()      # or dS isn't there yet, or the next Q, or Q_i is overwritten, which others still multiply
+        meet()          # or dS isn't there yet, or the next Q, or Q_i is overwritten, which others still multiply
         if stages == 1 and h < h_stop:
-            load_step(shared, q_array, do_array, b, h, i, int32(0))
+            load_step(shared, q_array, do_array, query_numbers, b, h, i, int32(0))
 
     @device
-    def add_dq(shared, dq_sums, b, h, i, place, pair, role, side, n_q):
+    def add_dq(shared, dq_sums, b, h, i, stage, pair, role, side, n_q):
         """dQ += dS K: this warp's part. The branch is always taken: without it registers don't suffice."""
         if adds_dq and i < n_q:
             down, along = divide(pair, sharing)
             along = int32((side * sharing + along) * 2 + role)
-            ds, k = shared + ds_tile + slot_of(place) + down * ds_bytes, shared + k_tile + along * own_bytes
-            target = element_address(dq_sums, b, h, int32((i // PART + down) * across + along))
+            ds, k = shared + ds_tile + stage * slot_bytes + down * ds_bytes, shared + k_tile + along * own_bytes
+            target = unit_address(dq_sums, b, h, int32(int32(uint32(i) // uint32(PART) + down) * across + along),
+                                  int32(0))
             for _ in range(pieces):
                 add_fragment(multiply_dsk(ds, k), target, lane_number())
                 k, target = k + own_bytes // pieces, target + uint64(at_once * PART * number_bytes)
@@ -175,7 +171,8 @@ def make_backward(tile, spec, adds_dq, by_four):
     @device
     def following(i, h, i_first, i_stop):
         """The next step's first query, and head."""
-        return (int32(i + block_m), int32(h)) if i + block_m < i_stop else (int32(i_first), int32(h + 1))
+        i = int32(i + block_m)
+        return (i, int32(h)) if i < i_stop else (int32(i_first), int32(h + 1))
 
     def mma_backward(q_array, k_array, v_array, do_array, query_numbers, dq_sums, dk_array, dv_array, slopes, group,
                      together, scale, factor, cap, offset, left, right):
@@ -203,77 +200,76 @@ def make_backward(tile, spec, adds_dq, by_four):
                int32(k_array.shape[3]), thread)
         copy_v(shared + v_tile, copied_by(thread, v_array, b, kv_h, j_first), v_array.strides[2], int32(n_k - j_first),
                int32(v_array.shape[3]), thread)
-        h, i, place = int32(kv_h * group), i_first, int32(0)
+        h, i, stage = int32(kv_h * group), i_first, int32(0)
         h_stop = int32(h + group)
         if i_first >= i_stop:
             h = h_stop                                                      # nobody sees these keys
         if h < h_stop:
-            load_step(shared, q_array, do_array, b, h, i, place)
-            put_number(shared + row_tiles, load_number(query_numbers, b, h, i))
+            load_step(shared, q_array, do_array, query_numbers, b, h, i, stage)
         if stages == 2:
             meet()                      # or they aren't there yet
 
         # ---- dV ------------------------------------------------------------------------------------------------------
         if role == 0:
-            dv = zero_dv()
+            k, dv = own_rows(shared + k_tile + own_keys, load_k), zero_dv()
             while h < h_stop:
                 next_i, next_h = following(i, h, i_first, i_stop)
-                x = begin_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, place)
-                stage = place if stages == 2 else int32(0)
+                begin_step()
                 slope = its_slope(slopes, b, h, scale)
 
                 # S^T = K Q^T, mask, P^T = exp(S^T - lse)
-                s = multiply_kq(shared + k_tile + own_keys, shared + q_tiles + stage * q_bytes)
+                s = multiply_kq(k, shared + q_tiles + stage * q_bytes)
                 s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
-                its_lse = shared + row_tiles + place * row_bytes + number_bytes * first_column(lane_number())
+                its_lse = shared + row_tiles + stage * row_bytes + number_bytes * first_column(lane_number())
                 p = probability(s, factor, its_lse)
                 packed = pack(p)
                 if softcap:
                     lane = lane_number()
                     its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
                     p = damped(p, real(0), s, down(real(its_first)), slope, cap)
-                    store_words(pack(p), own_slot + slot_of(place) + lane_number() * 16)
+                    store_words(pack(p), own_slot + stage * slot_bytes + lane_number() * 16)
                 else:
-                    store_words(packed, own_slot + slot_of(place) + lane_number() * 16)
+                    store_words(packed, own_slot + stage * slot_bytes + lane_number() * 16)
                 barrier_arrive(PAIR + pair, 2 * WARP)
+                load_next_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, stage)
 
                 # dV += P^T dO
                 dv = multiply_pdo(dv, packed, shared + do_tiles + stage * do_bytes + side * dv_bytes)
 
-                end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, place, pair, int32(0), side, n_q)
-                i, h, place = next_i, next_h, int32(place ^ 1)
+                end_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop)
+                add_dq(shared, dq_sums, b, h, i, stage, pair, int32(0), side, n_q)
+                i, h, stage = next_i, next_h, int32(stage ^ 1 if stages == 2 else 0)
 
             wait_rows()                 # a block must not end while its copies run
             store_keys(pack(dv), dv_array, b, kv_h, int32(j + first_row(lane_number())), int32(side * dv_columns))
 
         # ---- dK ------------------------------------------------------------------------------------------------------
         else:
-            dk = zero_dk()
+            v, dk = own_rows(shared + v_tile + own_keys, load_v), zero_dk()
             while h < h_stop:
                 next_i, next_h = following(i, h, i_first, i_stop)
-                x = begin_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, place)
-                stage = place if stages == 2 else int32(0)
+                begin_step()
 
                 # dP^T = V dO^T
-                dp = multiply_vdo(shared + v_tile + own_keys, shared + do_tiles + stage * do_bytes)
+                dp = multiply_vdo(v, shared + do_tiles + stage * do_bytes)
+                load_next_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, stage)
                 barrier_sync(PAIR + pair, 2 * WARP)         # or P isn't there yet
-                p = unpack(load_words(own_slot + slot_of(place) + lane_number() * 16))
+                p = unpack(load_words(own_slot + stage * slot_bytes + lane_number() * 16))
                 cuda.syncwarp()                             # or dS overwrites what other lanes have yet to read
 
                 # dS^T = P^T (dP^T - delta)
-                deltas = shared + row_tiles + place * row_bytes + number_bytes * (block_m + first_column(lane_number()))
+                deltas = shared + row_tiles + stage * row_bytes + number_bytes * (block_m + first_column(lane_number()))
                 packed = pack(score_gradient(dp, p, deltas))
                 row = int32(pair * pair_rows + first_row(lane_number()))
                 within = first_column(lane_number()) * item         # bytes, of the row
-                store_box(packed, swizzled(shared + ds_tile + slot_of(place), row, within >> 4) + (within & 15))
+                store_box(packed, swizzled(shared + ds_tile + stage * slot_bytes, row, within >> 4) + (within & 15))
 
                 # dK += dS^T Q
                 dk = multiply_dsq(dk, packed, shared + q_tiles + stage * q_bytes + side * dk_bytes)
 
-                end_step(shared, q_array, do_array, b, next_h, next_i, h_stop, place, x)
-                add_dq(shared, dq_sums, b, h, i, place, pair, int32(1), side, n_q)
-                i, h, place = next_i, next_h, int32(place ^ 1)
+                end_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop)
+                add_dq(shared, dq_sums, b, h, i, stage, pair, int32(1), side, n_q)
+                i, h, stage = next_i, next_h, int32(stage ^ 1 if stages == 2 else 0)
 
             wait_rows()
             store_keys(pack(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane_number())),

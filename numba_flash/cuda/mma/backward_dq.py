@@ -20,7 +20,7 @@ from ..ptx.assembly import int32, uint64
 from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
                           wait_rows)
 from ..ptx.formats import make_pack, make_store_rows
-from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_rows_down
+from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients
@@ -40,11 +40,12 @@ def make_dq(tile, spec):
     """Build the kernel for dQ.
 
     Grid: one block for each query tile, the longest first (`tile_place`), or one for each of `spec.sides` of its
-    columns. Block: `tile.warps` warps. Shared memory: `DqLayout`. A warp owns 16 query rows; a lane of it two, and
-    every fourth pair of their columns.
+    columns. Block: `tile.warps` warps. Shared memory: `DqLayout`. A warp owns 16 or 32 query rows; a lane of it two or
+    four, and every fourth pair of their columns.
     """
     layout = DqLayout(tile, spec)
     block_m, block_n, threads, stages = tile.block_m, tile.block_n, tile.threads, tile.stages
+    parts, warp_rows = tile.parts, tile.warp_rows
     d, d_v, alibi, softcap, real = spec.d, spec.d_v, spec.alibi, spec.softcap, real_type(spec.dtype)
     has_rest = alibi or softcap
     sides, columns, item = spec.sides, d // spec.sides, spec.item
@@ -55,13 +56,14 @@ def make_dq(tile, spec):
     copy_q, copy_do = (make_copy_rows(block_m, boxes, threads, spec.item) for boxes in (spec.q_boxes, spec.v_boxes))
     copy_k, copy_v = (make_copy_rows(block_n, boxes, threads, spec.item) for boxes in (spec.q_boxes, spec.v_boxes))
     queries, keys = Operand(block_m, depth_down=False), Operand(block_n, depth_down=False)
-    multiply_qk = make_warp_product(1, block_n, d, spec.factors, queries, keys, accumulate=False)
-    multiply_dov = make_warp_product(1, block_n, d_v, spec.factors, queries, keys, accumulate=False)
-    multiply_dsk = make_warp_product(1, columns, block_n, spec.factors, None, Operand(block_n, depth_down=True),
+    multiply_qk = make_warp_product(parts, block_n, d, spec.factors, queries, keys, accumulate=False)
+    multiply_dov = make_warp_product(parts, block_n, d_v, spec.factors, queries, keys, accumulate=False)
+    multiply_dsk = make_warp_product(parts, columns, block_n, spec.factors, None, Operand(block_n, depth_down=True),
                                      accumulate=True)
-    zero_dq, down = make_filled(columns, 0.0, real), make_rows_down(1)
+    zero_dq, down = make_filled(parts * columns, 0.0, real), make_rows_down(parts)
+    part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
     pack, store_rows = make_pack(spec.dtype), make_store_rows(spec.dtype)
-    score_tile = make_score_tile(spec, block_n, PART, 1, lane_number)
+    score_tile = make_score_tile(spec, block_n, warp_rows, parts, lane_number)
     damped, its_slope = gradients.make_damped(alibi), make_slope(spec)
 
     @device
@@ -75,10 +77,27 @@ def make_dq(tile, spec):
         commit_rows()
 
     @device
-    def numbers_of(query_numbers, b, h, row):
-        """lse, in base 2, and delta of a query."""
+    def number_of(query_numbers, b, h, row, column):
+        """lse, in base 2, of a query; past the last row another one's is as good; delta from column block_m on."""
         tile, place = divide(row, query_numbers.shape[3] // 2)
-        return query_numbers[b, h, tile, place], query_numbers[b, h, tile, query_numbers.shape[3] // 2 + place]
+        return query_numbers[b, h, tile, column + place]
+
+    @device
+    def numbers_of(query_numbers, b, h, row, n_q, column):
+        """Those of this lane's rows."""
+        last = int32(n_q - 1)
+        first = (number_of(query_numbers, b, h, min(row, last), column),
+                 number_of(query_numbers, b, h, min(int32(row + 8), last), column))
+        if parts == 1:
+            return first
+        return first + (number_of(query_numbers, b, h, min(int32(row + 16), last), column),
+                        number_of(query_numbers, b, h, min(int32(row + 24), last), column))
+
+    @device
+    def store_dq(packed, array, b, h, row, column):
+        """Write rows of dQ."""
+        store_rows(packed, element_address(array, b, h, row) + uint64(column * item), array.strides[2],
+                   int32(array.shape[2] - row), int32(array.shape[3] - column))
 
     def mma_dq(q_array, k_array, v_array, do_array, query_numbers, dq_array, slopes, group, together, scale, factor,
                cap, offset, left, right):
@@ -90,14 +109,14 @@ def make_dq(tile, spec):
         b, h = divide(bh, heads)
         kv_h, _ = divide(h, int32(group))
         shared, thread, lane = shared_memory(), int32(cuda.threadIdx.x), lane_number()
-        own = uniform(thread // WARP) * PART                    # the warp's first row in the tile
+        own = uniform(thread // WARP) * warp_rows                    # the warp's first row in the tile
         i = int32(i_first + own)
         row = int32(i + first_row(lane))
 
         # the K/V tiles that some row of the block sees, and the keys that all rows of the warp see
         first, stop = seen_keys(i_first, min(i_first + block_m, n_q), band[2], band[3], band[4], n_k)
         j, j_stop = int32(first // block_n * block_n), int32(stop)
-        all_first, all_stop = shared_keys(i, min(i + PART, n_q), band[2], band[3], band[4], n_k)
+        all_first, all_stop = shared_keys(i, min(i + warp_rows, n_q), band[2], band[3], band[4], n_k)
         all_first, all_stop = int32(all_first), int32(all_stop)
 
         # load Q_i, dO_i, lse_i, delta_i, and the first K_j, V_j
@@ -107,10 +126,8 @@ def make_dq(tile, spec):
                 int32(n_q - i_first), int32(do_array.shape[3]), thread)
         if j < j_stop:
             load_step(shared, k_array, v_array, b, kv_h, j, int32(0))
-        # past the last row another one's numbers are as good
-        lse_0, delta_0 = numbers_of(query_numbers, b, h, min(row, n_q - 1))
-        lse_1, delta_1 = numbers_of(query_numbers, b, h, min(row + 8, n_q - 1))
-        row_lse, deltas = (lse_0, lse_1), (delta_0, delta_1)
+        row_lse = numbers_of(query_numbers, b, h, row, n_q, int32(0))
+        deltas = numbers_of(query_numbers, b, h, row, n_q, int32(query_numbers.shape[3] // 2))
 
         slope = its_slope(slopes, b, h, scale)
         dq, stage = zero_dq(), int32(0)
@@ -147,9 +164,10 @@ def make_dq(tile, spec):
             j += int32(block_n)
 
         wait_rows()                 # a block must not end while its copies run
-        column = int32(side * columns)
-        store_rows(pack(scaled(dq, scale)), element_address(dq_array, b, h, row) + uint64(column * item),
-                   dq_array.strides[2], int32(n_q - row), int32(dq_array.shape[3] - column))
+        column, packed = int32(side * columns), pack(scaled(dq, scale))
+        store_dq(part_0(packed), dq_array, b, h, row, column)
+        if parts == 2:
+            store_dq(part_1(packed), dq_array, b, h, int32(row + PART), column)
 
     signature = ((array_type(spec.dtype, 4),) * 4 + (real_array(spec.dtype, 4),)
                  + (array_type(spec.dtype, 4), real_array(spec.dtype, 2) if alibi else none, *[int64] * 2,

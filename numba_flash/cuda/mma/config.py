@@ -13,8 +13,8 @@ forward, d to 256    128 x 64     64 x 64             64 x 64
 dK, dV, d to 64      64 x 128, 2  64 x 128, 2         64 x 128, 2
 dK, dV, d to 128     64 x 128, 2  64 x 64             64 x 128, 2
 dK, dV, d to 256     64 x 64      32 x 32             64 x 64, 2
-dQ alone, d to 64    128 x 64, 2  128 x 64, 2         128 x 64, 2
-dQ alone, d to 128   128 x 64, 2  128 x 64            128 x 64, 2
+dQ alone, d to 64    128 x 64     128 x 64            128 x 64
+dQ alone, d to 128   128 x 32, 2  128 x 32, 2         128 x 32, 2
 dQ alone, d to 256   64 x 64      64 x 32             64 x 64, 2
 ===================  ===========  ==================  ================
 
@@ -28,7 +28,7 @@ dK, dV, d to 64      32 x 64, 2   32 x 64, 2          32 x 64, 2
 dK, dV, d to 128     32 x 64      32 x 32             32 x 64
 dK, dV, d to 256     32 x 32      16 x 16             32 x 64
 dQ alone, d to 64    128 x 32, 2  128 x 32, 2         128 x 32, 2
-dQ alone, d to 128   64 x 32, 2   64 x 32             64 x 32, 2
+dQ alone, d to 128   128 x 32     64 x 32             128 x 32
 dQ alone, d to 256   64 x 16      32 x 16             64 x 16, 2
 ===================  ===========  ==================  ================
 
@@ -134,12 +134,15 @@ class BackwardTile:
         Tiles of Q, of dO, and of P and dS, that fit into shared memory at once: 1 or 2.
     sharing : int
         How many pairs share 16 queries of a step when dQ is computed: then a step has that many times fewer.
+    keys_in_registers : bool
+        Whether a warp keeps its rows of K or V in registers.
     """
 
     pairs: int
     parts: int
     stages: int
     sharing: int = 1
+    keys_in_registers: bool = False
 
     @property
     def pair_rows(self):
@@ -161,9 +164,20 @@ class BackwardTile:
 # As TILES. A warp of a pair has parts * d / 2 registers of a thread for dV or dK, and parts * block_m / 2 for S or dP.
 # The derivative of a softcap needs S longer, and with ALiBi distances, too: then only one part has room from d 64 on,
 # and in float64 16 queries.
-BACKWARD_TILES = ((64, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 2, 2)), (128, BackwardTile(4, 1, 2)),
-                  (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)), (256, BackwardTile(4, 1, 1)),
-                  (256, BackwardTile(2, 1, 1)))
+#
+# Tried on an H200 in bfloat16, n 16384, no mask: TFLOP/s at d 64, 128, 256 (FlashAttention-2: 283, 304, 257).
+#   kept
+#     K or V in registers at d 64                                                           258 -> 265
+#     positions as 32-bit numbers, lse and delta copied as Q is: a step's first 150 instructions -> 90
+#                                                                       265, 309, 245 -> 270, 311, 245
+#     the next step's copies start behind the products of S and dP       270, 311, 245 -> 277, 320, 250
+#     ... and dV's warp first passes P on                                277, 320, 250 -> 289, 330, 254
+#     dQ alone, 32 rows for a warp: `deterministic` takes 1.31, 1.25 times the time -> 1.16, 1.15
+#   not kept
+#     dQ in two pieces at d 256, dP - delta before the wait for P: the same
+BACKWARD_TILES = ((64, BackwardTile(4, 2, 2, keys_in_registers=True)), (128, BackwardTile(4, 2, 2)),
+                  (128, BackwardTile(4, 1, 2)), (128, BackwardTile(4, 1, 1)), (256, BackwardTile(4, 1, 2)),
+                  (256, BackwardTile(4, 1, 1)), (256, BackwardTile(2, 1, 1)))
 # A row of dS, one number for each query of a step, must fit into one box: 32 queries at the most.
 FLOAT32_BACKWARD_TILES = ((64, BackwardTile(2, 2, 2)), (128, BackwardTile(4, 1, 1, 2)), (128, BackwardTile(2, 1, 1)),
                           (256, BackwardTile(4, 1, 1, 2)), (256, BackwardTile(2, 1, 1)), (256, BackwardTile(1, 1, 1)))
@@ -187,7 +201,7 @@ def choose_backward(spec, limit):
 class BackwardLayout:
     """Offsets and sizes in bytes of what is in the shared memory of the kernel for dK and dV.
 
-    K_j, V_j; stages of Q_i, of dO_i, and of boxes for P and dS, a row for each key; two places for lse_i and delta_i.
+    K_j, V_j; stages of Q_i, of dO_i, of boxes for P and dS, a row for each key, and of lse_i and delta_i.
     """
 
     tile: BackwardTile
@@ -215,7 +229,7 @@ class BackwardLayout:
 
     @property
     def sizes(self):
-        """Bytes of k, v, a stage of q, of do, of ds, a place of lse and delta."""
+        """Bytes of k, v, a stage of q, of do, of ds, of lse and delta."""
         tile, q_row, v_row = self.tile, self.spec.q_boxes * BOX_BYTES, self.spec.v_boxes * BOX_BYTES
         ds_boxes = -(-tile.block_m // self.spec.box)
         return (tile.block_n * q_row, tile.block_n * v_row, tile.block_m * q_row, tile.block_m * v_row,
@@ -226,7 +240,7 @@ class BackwardLayout:
         """Offsets of k, v, q, do, ds, of lse and delta, and of the end."""
         k, v, q, do, ds, rows = self.sizes
         stages = self.tile.stages
-        sizes = k, v, stages * q, stages * do, stages * ds, 2 * rows
+        sizes = k, v, stages * q, stages * do, stages * ds, stages * rows
         return tuple(sum(sizes[:n]) for n in range(len(sizes) + 1))
 
     @property
@@ -236,16 +250,17 @@ class BackwardLayout:
 
 @dataclass(frozen=True)
 class DqTile(Tile):
-    """`Tile` of the kernel for dQ, whose warps own 16 query rows each, and `stages` as in `BackwardTile`."""
+    """`Tile` of the kernel for dQ, and `stages` as in `BackwardTile`."""
 
     stages: int = 1
 
 
-# As TILES. A thread has block_n / 2 registers for S, as many for dP, and d / 2 for dQ.
-DQ_TILES = ((128, DqTile(8, 1, 64, 2)), (128, DqTile(8, 1, 64, 1)), (256, DqTile(4, 1, 64, 2)),
+# As TILES. A thread has parts * block_n / 2 registers for S, as many for dP, and parts * d / 2 for dQ.
+DQ_TILES = ((64, DqTile(4, 2, 64, 1)), (128, DqTile(4, 2, 32, 2)), (256, DqTile(4, 1, 64, 2)),
             (256, DqTile(4, 1, 64, 1)), (256, DqTile(4, 1, 32, 1)))
-FLOAT32_DQ_TILES = ((64, DqTile(8, 1, 32, 2)), (128, DqTile(4, 1, 32, 2)), (128, DqTile(4, 1, 32, 1)),
-                    (256, DqTile(4, 1, 16, 2)), (256, DqTile(4, 1, 16, 1)), (256, DqTile(2, 1, 16, 1)))
+FLOAT32_DQ_TILES = ((64, DqTile(4, 2, 32, 2)), (128, DqTile(8, 1, 32, 1)), (128, DqTile(4, 1, 32, 2)),
+                    (128, DqTile(4, 1, 32, 1)), (256, DqTile(4, 1, 16, 2)), (256, DqTile(4, 1, 16, 1)),
+                    (256, DqTile(2, 1, 16, 1)))
 FLOAT64_DQ_TILES = ((64, DqTile(8, 1, 32, 2)), (64, DqTile(4, 1, 32, 1)), (128, DqTile(4, 1, 32, 1)),
                     (128, DqTile(4, 1, 16, 1)), (256, DqTile(2, 1, 16, 1)), (256, DqTile(1, 1, 16, 1)))
 

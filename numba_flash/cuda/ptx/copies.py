@@ -27,6 +27,7 @@ from .assembly import (emit, float32, float64, instruction, int32, int64, pack, 
                        with_arity)
 
 BOX_ROW, BOX_COLUMNS = 128, 64  # bytes, and numbers of 16 bits
+UNIT = 16                       # bytes that a thread copies at once
 SWIZZLE_ALIGNMENT = 1024        # bytes: 8 rows of 128, after which the swizzle repeats
 SHARED_SPACE = 3                # number of the address space in NVVM
 
@@ -136,10 +137,30 @@ def element_address(typing_context, array, batch, head, row):
     return uint64(array, int32, int32, int32), codegen
 
 
+@intrinsic
+def unit_address(typing_context, array, batch, head, row, unit):
+    """Address of a 16-byte unit of a row, for strides that are multiples of it and less than 64 GB between rows.
+
+    So positions within a batch are 32-bit numbers of units: products of 64 bits take several instructions each.
+    """
+    def codegen(context, builder, signature, args):
+        value = context.make_array(signature.args[0])(context, builder, args[0])
+        int32_, int64_ = ir.IntType(32), ir.IntType(64)
+        strides = cgutils.unpack_tuple(builder, value.strides, 3)
+        units = args[4]
+        for index, stride in zip(args[2:4], strides[1:]):
+            stride = builder.trunc(builder.lshr(stride, int64_(UNIT.bit_length() - 1)), int32_)
+            units = builder.add(units, builder.mul(index, stride))
+        base = builder.add(builder.ptrtoint(value.data, int64_), builder.mul(builder.sext(args[1], int64_), strides[0]))
+        return builder.add(base, builder.mul(builder.zext(units, int64_), int64_(UNIT)))
+
+    return uint64(array, int32, int32, int32, int32), codegen
+
+
 @device
 def copied_by(thread, array, batch, head, row):
-    """Address of what this thread copies first of rows from `row` on: a multiple of 16 bytes, as the row stride is."""
-    return element_address(array, batch, head, int32(row + (thread >> 3))) + uint64((thread & 7) << 4)
+    """Address of what this thread copies first of rows from `row` on."""
+    return unit_address(array, batch, head, int32(row + (thread >> 3)), thread & 7)
 
 
 @lru_cache(maxsize=None)
@@ -186,6 +207,11 @@ def make_copy_rows(rows, boxes, threads, item=2):
         return numba_signature(types.void, uint32, uint64, int64, int32, int32, int32), codegen
 
     return with_arity(copy_rows, ("target", "source", "row_bytes", "rows_left", "columns", "thread"))
+
+
+@instruction("cp.async.cg.shared.global [$0], [$1], 16, 16;", None, uint32, uint64)
+def copy_unit(target, source):
+    """Start to copy 16 bytes, with the rows of this thread's group. ISA: "cp.async"."""
 
 
 @instruction("cp.async.commit_group;", None)

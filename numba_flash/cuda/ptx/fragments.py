@@ -22,6 +22,7 @@ They are written out for each element: no loop, no index that might force the tu
 
 import inspect
 from functools import lru_cache
+from itertools import product
 
 from llvmlite import ir
 from numba.cuda import types
@@ -309,8 +310,8 @@ def make_unpack16(dtype):
 
 
 @lru_cache(maxsize=None)
-def make_load_fragment(columns):
-    """Build ``load_fragment(address)``: a packed fragment from boxes of 64 swizzled columns and 64 rows.
+def make_load_fragment(columns, rows=ROWS, parts=1):
+    """Build ``load_fragment(address)``: a packed fragment from boxes of 64 swizzled columns and so many rows.
 
     ``ldmatrix.x4``, ISA: "Warp-level matrix load instruction: ldmatrix": 16 rows by 16 columns at once. `address`:
     `swizzled` for the warp's row ``lane % 16`` and unit ``lane // 16``.
@@ -318,15 +319,15 @@ def make_load_fragment(columns):
     def load_fragment(typing_context, address):
         def codegen(context, builder, signature, args):
             words = []
-            for step in range(columns // 16):
+            for part, step in product(range(parts), range(columns // 16)):
                 box, within = divmod(step, 4)
-                text = (f"{{ .reg .b32 at; xor.b32 at, $4, {32 * within}; "
-                        f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{$0, $1, $2, $3}}, [at + {box * ROWS * 128}]; }}")
+                text = (f"{{ .reg .b32 at; xor.b32 at, $4, {32 * within}; ldmatrix.sync.aligned.m8n8.x4.shared.b16 "
+                        f"{{$0, $1, $2, $3}}, [at + {(box * rows + 16 * part) * 128}]; }}")
                 out = emit(builder, text, ir.LiteralStructType([ir.IntType(32)] * 4), ["=r"] * 4, args, ["r"])
                 words += unpack(builder, out, 4)
             return pack(builder, words)
 
-        return numba_signature(registers(uint32, columns // 4), uint32), codegen
+        return numba_signature(registers(uint32, parts * columns // 4), uint32), codegen
 
     return with_arity(load_fragment, ("address",))
 

@@ -13,6 +13,7 @@ LARGEST_HEAD_DIM = 256
 LARGEST_LENGTH = 1 << 29                        # positions and bounds of the band are 32-bit numbers
 ALIGNMENT = 16                                  # bytes, of the base and of all strides: the unit of copies
 LARGEST_STRIDE = 1 << 40
+LARGEST_REACH = 1 << 36                         # bytes within a batch: positions are 32-bit numbers of units
 LARGEST_CAP = 256               # in 16 bits: scores are right to 1e-4 then, see `softmax.squash_four`
 THREADS = 256                                   # of the kernels around a backward kernel
 
@@ -49,7 +50,8 @@ def _addressable(rest, item, shape, strides):
     """Whether copies of 16 bytes, and tensor maps, can read an array of four axes whose address leaves this rest."""
     return (rest == 0 and (strides[3] == item or shape[3] == 1)
             and all(size == 1 or (stride % ALIGNMENT == 0 and 0 < stride < LARGEST_STRIDE)
-                    for size, stride in zip(shape[:3], strides)))
+                    for size, stride in zip(shape[:3], strides))
+            and sum((size - 1) * stride for size, stride in zip(shape[1:3], strides[1:])) < LARGEST_REACH)
 
 
 def for_copies(x):
