@@ -17,11 +17,12 @@ from .contest import DTYPES, wait
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a first call compiles for: an engine, and the dtype, the head dim and the options of a call."""
+    """What a first call compiles for: an engine, and the dtype, the head dim, the length and the options of a call."""
 
     dtype: str
     d: int
     engine: str = "hopper"
+    n: int = 128
     softcap: float | None = None
     alibi: bool = False
     backward: bool = False
@@ -29,12 +30,13 @@ class Kernel:
 
     def __str__(self):
         options = [f"softcap {self.softcap}"] if self.softcap else []
+        options += [f"n {self.n}"] if self.n != 128 else []
         options += [name for name in ("alibi", "backward", "deterministic") if getattr(self, name)]
         return " ".join([self.engine, self.dtype, f"d {self.d}", *options])
 
     def make_call(self, xp):
         """A call that is over at once."""
-        q = xp.asarray(np.ones((1, 1, 128, self.d), DTYPES[self.dtype]))
+        q = xp.asarray(np.ones((1, 1, self.n, self.d), DTYPES[self.dtype]))
         options = {"softcap": self.softcap, "alibi_slopes": xp.ones(1, np.float32) if self.alibi else None,
                    "kernel": self.engine}
 

@@ -9,7 +9,11 @@
 ==========  ===========================================================================
 """
 
+from dataclasses import replace
+
 from tqdm import tqdm
+
+from numba_flash.cuda.hopper.config import MANY
 
 from . import grid, peers
 from .ceilings import SIZE, product
@@ -66,8 +70,10 @@ def error(_):
 
 
 PLAIN = [Kernel("bfloat16", d) for d in grid.HEAD_DIMS]
+LONG = Kernel("bfloat16", 128, n=MANY)          # which has another tile shape
 SPEED = [Kernel(*case) for case in dict.fromkeys((dtype, d) for dtype, d, _ in grid.speed_shapes())]
-PARTS = {"speed": Part(speed, kernels=SPEED), "gqa": Part(gqa, kernels=[Kernel("bfloat16", 128)]),
-         "options": Part(options, slow=True, kernels=[Kernel("bfloat16", 128), Kernel("bfloat16", 128, softcap=20.0),
+SPEED += [LONG, replace(LONG, dtype="float16")]
+PARTS = {"speed": Part(speed, kernels=SPEED), "gqa": Part(gqa, kernels=[Kernel("bfloat16", 128), LONG]),
+         "options": Part(options, slow=True, kernels=[Kernel("bfloat16", 128), LONG, Kernel("bfloat16", 128, softcap=20.0),
                                                       Kernel("bfloat16", 128, alibi=True)]),
-         "matmul": Part(matmul, kernels=PLAIN[1:]), "error": Part(error, kernels=PLAIN)}
+         "matmul": Part(matmul, kernels=[LONG, *PLAIN[2:]]), "error": Part(error, kernels=PLAIN)}

@@ -15,7 +15,8 @@ import matplotlib
 import numpy as np
 from matplotlib.patches import Polygon
 
-from numba_flash.cuda.hopper.config import TILES
+from numba_flash.cuda.hopper.config import Spec, choose
+from numba_flash.problem import BFLOAT16
 from numba_flash.scores import seen_keys, shared_keys, visible
 
 from .canvas import (BLUE, GREEN, GREY, INK, ORANGE, PALE, PALE_BLUE, PALE_GREEN, PALE_ORANGE, PALE_PURPLE, PAPER,
@@ -101,11 +102,12 @@ def holders(threads, elements):
 # ---- what is drawn: pipeline -----------------------------------------------------------------------------------------
 
 PIPELINE_TILES, PIPELINE_TURNS, PIPELINE_STOP = 3, 2, 36
+SHAPE = choose(Spec(BFLOAT16, 128, 128), keys=0)
 
 
 def simulate():
     """The shape for head dim 128: two consumers, two places for K and for V."""
-    simulation = Simulation(TILES[128], PIPELINE_TILES, PIPELINE_TURNS)
+    simulation = Simulation(SHAPE, PIPELINE_TILES, PIPELINE_TURNS)
     simulation.run()
     return simulation
 
@@ -372,9 +374,8 @@ def _draw_span(canvas, span):
 
 
 def _pipeline_rows(canvas):
-    tile = TILES[128]
     canvas.text(0.2, 0.3, "The Hopper forward kernel over time", 12, "left", weight="bold")
-    canvas.text(9.45, 0.3, f"{tile.consumers} consumers, {tile.stages} places for K and for V; ′ the next query tile",
+    canvas.text(9.45, 0.3, f"{SHAPE.consumers} consumers, {SHAPE.stages} places for K and for V; ′ the next query tile",
                 9.5, "right")
     for words, x, y in (("producer: its copies", ORIGIN, 0.58),
                         ("shared memory: which tile lies where (hatched: on its way)", ORIGIN + 3.05, 2.02),

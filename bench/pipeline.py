@@ -74,6 +74,7 @@ class Simulation:
         self.tile, self.tiles, self.turns = tile, tiles, turns
         self.now, self.events, self.order = 0, [], count()
         self.busy_until, self.spans = {}, []
+        self.may_start = [True] + [False] * (tile.consumers - 1)        # whose turn it is, if consumers take turns
         q_places = tile.q_stages * tile.consumers
         self.full = {"Q": [Barrier(1) for _ in range(q_places)]}
         self.empty = {"Q": [Barrier(1) for _ in range(q_places)]}      # one arrival here is the warpgroup's 128
@@ -157,8 +158,12 @@ class Simulation:
             for j in range(1, self.tiles):
                 next_stage, next_phase = following(stage, phase, self.tile.stages)
                 yield partial(full["K"][next_stage].ended, next_phase)
+                if self.tile.turns:
+                    yield partial(self.may_start.__getitem__, consumer)
                 s = product("S", turn, j, place=next_stage)
                 o = product("PV", turn, j - 1, place=stage)
+                self.may_start[consumer] = False
+                self.may_start[(consumer + 1) % self.tile.consumers] = True
                 yield s
                 empty["K"][next_stage].arrive(self.now)
                 yield work("softmax", turn, j)

@@ -60,7 +60,7 @@ def query_rows():
     """block_m of the forward kernels that go by the formula of FlashAttention-2, for the example on an H200."""
     spec = Spec(BFLOAT16, D, D)
     return {"flash2": tile_rows("forward")[0], "mma": mma_config.choose(spec, SHARED).block_m,
-            "hopper": hopper_config.choose(spec).block_m}
+            "hopper": hopper_config.choose(spec, N).block_m}
 
 
 def predicted(engine, direction="forward", itemsize=4):

@@ -17,7 +17,8 @@ from numba_flash.scores import visible  # noqa: E402
 from reference.attention import standard_attention  # noqa: E402
 
 needs_kernels = pytest.mark.skipif(compile.import_error is not None, reason=f"no numba-cuda: {compile.import_error}")
-SHAPES = [*TILES.values(), Tile(128, consumers=1), Tile(128, stages=3, consumers=4, q_stages=2)]
+SHAPES = [*(tile for _, _, tile in TILES), Tile(128, consumers=1), Tile(128, stages=3, consumers=4, q_stages=2),
+          Tile(128, consumers=3, turns=True)]
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -138,7 +139,7 @@ def test_one_place_is_not_enough():
 
 @pytest.mark.parametrize("name", "KV")
 def test_a_barrier_that_counts_one_consumer_too_few_is_noticed(name):
-    simulation = Simulation(TILES[128], 5, 3)
+    simulation = Simulation(Tile(128, q_in_registers=True), 5, 3)
     simulation.empty[name] = [Barrier(1) for _ in simulation.empty[name]]
     try:
         simulation.run()
@@ -148,7 +149,7 @@ def test_a_barrier_that_counts_one_consumer_too_few_is_noticed(name):
 
 
 def test_a_barrier_that_counts_one_too_many_stops_everybody():
-    simulation = Simulation(TILES[128], 5, 3)
+    simulation = Simulation(Tile(128, q_in_registers=True), 5, 3)
     simulation.empty["K"] = [Barrier(3) for _ in simulation.empty["K"]]
     with pytest.raises(RuntimeError, match="everybody waits: K warp"):
         simulation.run()

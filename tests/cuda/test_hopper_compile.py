@@ -9,7 +9,7 @@ from numba_flash.cuda.hopper import config
 from numba_flash.problem import BFLOAT16, FLOAT16
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
-SIZES = tuple(config.TILES)
+SIZES = tuple(sorted({largest for largest, _, _ in config.TILES}))
 ALL = {"hook": True, "softcap": True, "alibi": True, "sinks": True}
 SPECS = [
     *(config.Spec(BFLOAT16, d, d_v) for d in SIZES for d_v in SIZES),
@@ -19,8 +19,14 @@ SPECS = [
     *(config.Spec(BFLOAT16, 64, d_v) for d_v in (16, 80, 96, 144, 208)),
 ]
 
+# and how many keys a query sees, where that makes a difference
+CASES = [(spec, keys) for spec in SPECS for keys in (0, config.MANY)
+         if keys == 0 or config.choose(spec, keys) != config.choose(spec, 0)]
+
 
 def name(spec):
+    if isinstance(spec, int):
+        return f"{spec}-keys"
     options = "".join(f"-{option}" for option in ALL if getattr(spec, option))
     return f"{spec.dtype}-{spec.d}x{spec.d_v}{options}"
 
@@ -39,11 +45,11 @@ def check(kernel, threads):
     return ptx
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=name)
-def test_kernel_stays_in_registers(spec):
+@pytest.mark.parametrize("spec, keys", CASES, ids=name)
+def test_kernel_stays_in_registers(spec, keys):
     from numba_flash.cuda.hopper.forward import make_forward
 
-    tile = config.choose(spec)
+    tile = config.choose(spec, keys)
     ptx = check(make_forward(tile, spec), tile.threads)
     steps = 3 * spec.d // 16 + 2 * tile.block_n // 16       # S of the first, the next, the next query tile's first; O
     assert ptx.count("wgmma.mma_async") == steps, "a product is written out elsewhere, or was dropped"
@@ -96,9 +102,9 @@ def test_kernels_around_the_backward_kernel(dtype):
         check(kernel, threads)
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=name)
-def test_fits_into_an_h200(spec):
-    tile = config.choose(spec)
+@pytest.mark.parametrize("spec, keys", CASES, ids=name)
+def test_fits_into_an_h200(spec, keys):
+    tile = config.choose(spec, keys)
     layout = config.Layout(tile, spec)
     assert layout.total <= 227 * 1024
     assert not any(size % 1024 for size in (layout.k, layout.v, layout.q_bytes, layout.k_bytes, layout.v_bytes))

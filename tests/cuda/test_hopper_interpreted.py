@@ -38,10 +38,10 @@ class HopperRun(Run):
 class Call:
     """One call of the public functions: `hopper.engine` less the driver."""
 
-    def __init__(self, do, q, k, v, early=.5, seed=0, processors=2, deterministic=False, shares=1, **options):
+    def __init__(self, do, q, k, v, early=.5, seed=0, processors=2, deterministic=False, shares=1, keys=0, **options):
         call = describe("attention", q, k, v, **options)
         self.problem, self.processors, self.shares = call.problem, processors, shares
-        self.deterministic = deterministic
+        self.deterministic, self.keys = deterministic, keys         # the tile shape is that for so many keys
         self.run = HopperRun(config.TARGET, early, seed)
         self.there = {name: self.run.put(name, x) for name, x in (*call.operands._asdict().items(), ("do", do))
                       if x is not None}
@@ -55,7 +55,7 @@ class Call:
         """o, lse."""
         p, run = self.problem, self.run
         spec = Spec.of(p)
-        tile = config.choose(spec)
+        tile = config.choose(spec, self.keys)
         heads, tiles_m = p.batch * p.heads, -(-p.n_q // tile.block_m)
         o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape, p.accumulator)
         run.launch("hopper.forward:make_forward", (tile, spec), config.Layout, min(tiles_m * heads, self.processors),
@@ -113,6 +113,7 @@ CASES = [
     ({"heads": 4, "kv_heads": 2, "n_q": 140, "n_k": 150, "d": 64},
      {"causal": True, "deterministic": True, "shares": 2}),
     ({"heads": 1, "n_q": 140, "n_k": 300, "d": 128}, {"early": 0, "processors": 1}),
+    ({"heads": 1, "n_q": 200, "n_k": 400, "d": 128}, {"window": (250, 20), "keys": config.MANY}),
     ({"heads": 2, "n_q": 140, "n_k": 200, "d": 96, "d_v": 64}, {"causal": True, "sinks": np.float32([.3, -np.inf])}),
     ({"heads": 2, "n_q": 70, "n_k": 300, "d": 128}, {"window": (70, 0), "deterministic": True, "processors": 3}),
     ({"heads": 2, "n_q": 70, "n_k": 90, "d": 64, "d_v": 128, "dtype": FLOAT16},
@@ -129,7 +130,7 @@ CASES = [
 def test_right_answers(sizes, options):
     inputs = problem(**{"dtype": BFLOAT16, **sizes})
     check_answer(both(*inputs, **options), *inputs, **{name: x for name, x in options.items() if name not in (
-        "early", "seed", "processors", "deterministic", "shares")})
+        "early", "seed", "processors", "deterministic", "shares", "keys")})
 
 
 def test_the_order_of_sums_repeats():
@@ -190,6 +191,8 @@ def test_a_fault_is_seen(monkeypatch, fault):
     exec(source, changed)
     monkeypatch.setattr(kernels, f"make_{name}", changed[f"make_{name}"])
     monkeypatch.setattr(interpreted, "kernel", interpreted.kernel.__wrapped__)
+    if name == "forward":           # consumers that take turns meet so often that faults hide
+        monkeypatch.setattr(config, "TILES", ((128, 0, config.Tile(128, q_in_registers=True)),))
     sizes = {"heads": 3, "n_q": 130, "n_k": 300, "d": 128} if name == "forward" else {
         "heads": 1, "n_q": 500, "n_k": 100, "d": 64}
     inputs = problem(**sizes, dtype=BFLOAT16)

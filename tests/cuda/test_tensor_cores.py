@@ -64,6 +64,13 @@ def test_options(engine, options, n_q, n_k):
     check(engine, *problem(n_q=n_q, n_k=n_k, d=64, dtype=BFLOAT16), **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (8191, 30)}, {"softcap": 2.0},
+                                     {"alibi_slopes": np.float32([.01, -.02]), "causal": True}], ids=str)
+def test_many_keys(engine, options):
+    """`hopper` has another tile shape for them, with more columns than a mask's 32 bits."""
+    check(engine, *problem(n_q=200, n_k=8300, d=128, d_v=96, dtype=BFLOAT16), **options)
+
+
 def test_heads_that_share_keys(engine):
     check(engine, *problem(batch=3, heads=6, kv_heads=2, n_q=140, n_k=150, d=128, dtype=BFLOAT16), causal=True)
     check(engine, *problem(batch=2, heads=5, kv_heads=1, n_q=1, n_k=333, d=128, dtype=BFLOAT16))

@@ -7,6 +7,7 @@ from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, SumParts, Spec, round_up
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
 BARRIER, NOTE = 8, 32   # bytes
 TARGET = 9, 0, "a"      # wgmma and setmaxnreg are Hopper's own
+MANY = 8192             # keys, which repay a tile that takes longer to begin with
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class Tile:
         Query tiles that fit into shared memory at once.
     q_in_registers : bool
         Whether a consumer keeps its rows of Q in registers.
+    turns : bool
+        Whether consumers hand work to the tensor cores in turn.
     debug : bool
         Whether a wait that takes seconds ends the kernel with an error.
     """
@@ -38,6 +41,7 @@ class Tile:
     consumer_registers: int = 232
     q_stages: int = 1
     q_in_registers: bool = False
+    turns: bool = False
     debug: bool = False
 
     @property
@@ -49,8 +53,8 @@ class Tile:
         return (self.consumers + 1) * WARPGROUP
 
 
-# Largest head dim to tile shape. A consumer's thread has block_n / 2 registers for S, d_v / 2 for O, block_n / 4 for P,
-# perhaps d / 4 for Q, and needs some 30 more; K and V of two stages and Q share 227 KB.
+# (Largest head dim, fewest keys, tile), in order of preference. A consumer's thread has block_n / 2 registers for S,
+# d_v / 2 for O, block_n / 4 for P, perhaps d / 4 for Q, and needs some 30 more; K and V of two stages and Q share 227 KB.
 # `tests/cuda/test_hopper_compile.py` makes sure that none spills.
 #
 # Tried on an H200 in bfloat16; speed relative to cuDNN 9.19 in the same run, at n 1024, 4096, 16384, without a mask if
@@ -68,22 +72,27 @@ class Tile:
 #     Q in registers at d 128: 1.06 .99 .98 -> 1.02 1.04 1.06; causal 1.12 1.29 1.11 -> 1.15 1.26 1.18
 #     relative to plain attention at d 128: ALiBi by one multiply-add .81 -> .94; four of a softcap's scores share a
 #     reciprocal .52 -> .63; a bit for each column of a mask, window of 1024 at n 16384 .74 -> .76
+#     consumers hand work to the tensor cores in turn, TFLOP/s at n 1024, 4096, 16384 with and without a causal mask:
+#       d 128 540 580 614, 427 491 580 -> 562 606 617, 432 504 595      d 192 530 682 686, 422 519 596 -> 533 689 704,
+#       411 544 666      softcap, n 4096, 415 -> 430, and 449 with Q in shared memory; block_n 144 436, 176 416
+#       not for d 64 443 506 532 -> 444 498 513, d 256 573 666 709, 448 578 646 -> 571 671 713, 415 572 667
+#     block_n 176 at d 128 from n 8192 on: 615, causal 522 -> 648, 553; n 16384 614, 580 -> 638, 611; n 1024 540 -> 473
 #   not kept
-#     consumers hand work to the tensor cores in turn:
-#       d 64, two consumers .91 .97 .95 -> .84 .91 .92      d 128 .94 1.03 1.05 -> .91 .97 1.01
 #     one loop over the K/V tiles of all query tiles: d 64 .94 1.10 1.19 -> .89 1.05 1.10, d 128 the same or less
 #     every eighth exponential as a polynomial on the multiply-add units: d 64 1.00 1.11 1.16 -> .92 1.01 1.03
-#     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01;
-#     at d 128 block_n 144 to 176: up to .03 more at n 16384, .1 to .2 less at n 1024
+#     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01
 #     other shapes for options at d 128, TFLOP/s: softcap 427, Q in shared memory 429, block_n 96 423, three consumers
 #     and block_n 64 422; window 487, block_n 112 430, 96 432, 64 429
-TILES = {64: Tile(128, q_stages=2, consumers=3, producer_registers=32, consumer_registers=160),
-         128: Tile(128, q_in_registers=True), 192: Tile(112), 256: Tile(80)}
+TILES = ((64, 0, Tile(128, q_stages=2, consumers=3, producer_registers=32, consumer_registers=160)),
+         (128, MANY, Tile(176)), (128, 0, Tile(128, q_in_registers=True, turns=True)), (192, 0, Tile(112, turns=True)),
+         (256, 0, Tile(80)))
+SOFTCAP_TILES = (TILES[0], (128, 0, Tile(128, turns=True)), *TILES[3:])
 
 
-def choose(spec):
-    """The tile shape for a spec."""
-    return next(tile for largest, tile in TILES.items() if max(spec.d, spec.d_v) <= largest)
+def choose(spec, keys):
+    """The tile shape for a spec, where a query sees so many keys."""
+    return next(tile for largest, fewest, tile in (SOFTCAP_TILES if spec.softcap else TILES)
+                if max(spec.d, spec.d_v) <= largest and keys >= fewest)
 
 
 @dataclass(frozen=True)

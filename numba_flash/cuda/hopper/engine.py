@@ -58,7 +58,7 @@ class Plan(NamedTuple):
 def make_plan(problem, device):
     """The `Plan` for a problem on the current device, whose number is given."""
     spec = Spec.of(problem)
-    tile = choose(spec)
+    tile = choose(spec, min(problem.n_k, problem.left + problem.right + 1))
     heads, tiles_m = problem.batch * problem.heads, -(-problem.n_q // tile.block_m)
     tiles, processors = tiles_m * heads, attribute(PROCESSORS, device)
     return Plan(

@@ -26,8 +26,10 @@ with its own barriers; that of Q leaves a note of which query tile it loaded. Wh
     consumer 0    S0  softmax 0   [S1 | O += P0 V0]  softmax 1   ...   softmax n  [O += Pn Vn | S0']  O / l
     consumer 1    S0  softmax 0      [S1 | O += P0 V0]  softmax 1   ...   softmax n  [O += Pn Vn | S0']  O / l
 
-Brackets are the tensor cores'; the consumers don't wait for one another, and one's softmax runs while the other's
-products do, and its own.
+Brackets are the tensor cores': one consumer's softmax runs while the other's products do, and its own. In most tile
+shapes the consumers don't wait for one another. Where it is faster (``tile.turns``), they start their brackets in turn,
+which a barrier for each of them arranges, so that both never do their softmax at a time and leave the tensor cores
+idle.
 
 Exactness: m is the exact running max of the scores, and P is rounded to 16 bits after its sum was added to l.
 """
@@ -39,8 +41,8 @@ from ...scores import shared_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import uniform
 from ..ptx.assembly import float32, int32
-from ..ptx.barriers import (barrier_sync, fence_mbarrier_init, make_set_registers, mbarrier_arrive, mbarrier_expect,
-                            mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
+from ..ptx.barriers import (barrier_arrive, barrier_sync, fence_mbarrier_init, make_set_registers, mbarrier_arrive,
+                            mbarrier_expect, mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
 from ..ptx.copies import (copy_boxes, load_shared, make_parameter_address, shared_memory, store_shared, swizzled,
                           tensor_map)
 from ..ptx.fragments import make_filled, make_load_fragment, make_pack16
@@ -53,7 +55,7 @@ from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
 from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
 from .config import NOTE, ROWS, Layout
 
-OWN = 1                     # the block's barriers from here on are the consumers' own
+OWN, TURN = 1, 4            # the block's barriers from here on are the consumers' own, and their turns
 LAST = -1                   # "first row" in the note after the last query tile
 
 shared_keys = device(shared_keys)
@@ -73,7 +75,7 @@ def make_forward(tile, spec):
     k_tiles, v_tiles, notes = layout.k, layout.v, layout.notes
     q_full, q_empty, k_full, k_empty, v_full, v_empty = layout.barriers
     q_boxes, v_boxes = round_up(d, BOX) // BOX, round_up(d_v, BOX) // BOX
-    alibi, sinks, q_in_registers = spec.alibi, spec.sinks, tile.q_in_registers
+    alibi, sinks, q_in_registers, turns = spec.alibi, spec.sinks, tile.q_in_registers, tile.turns
 
     q_map_address, k_map_address, v_map_address = map(make_parameter_address, range(3))
     give_registers = make_set_registers("dec", tile.producer_registers)
@@ -180,6 +182,18 @@ def make_forward(tile, spec):
             mbarrier_arrive(shared + q_empty + 8 * place)
 
     @device
+    def take_turn(consumer):
+        """Wait until this consumer may start its next products."""
+        if turns:
+            barrier_sync(TURN + consumer, 2 * WARPGROUP)
+
+    @device
+    def give_turn(consumer):
+        """Let the next consumer start its."""
+        if turns:
+            barrier_arrive(TURN + (consumer + 1 if consumer < consumers - 1 else 0), 2 * WARPGROUP)
+
+    @device
     def let_by(shared, j, j_stop, stage, phase, consumer):
         """Let tiles of K and V go by, in which this consumer has nothing to see.
 
@@ -192,6 +206,8 @@ def make_forward(tile, spec):
                 mbarrier_arrive(shared + k_empty + 8 * stage)
                 wait_for(shared + v_full + 8 * stage, phase)
                 mbarrier_arrive(shared + v_empty + 8 * stage)
+            take_turn(consumer)
+            give_turn(consumer)
             stage, phase = following(stage, phase, stages)
             j += int32(1)
         barrier_sync(OWN + consumer, WARPGROUP)
@@ -236,6 +252,8 @@ def make_forward(tile, spec):
             consumer = uniform(thread // WARPGROUP - 1)
             leader = thread & (WARPGROUP - 1) == 0
             stage, phase, q_stage, q_phase = int32(0), int32(0), int32(0), int32(0)
+            if consumer == consumers - 1:
+                give_turn(consumer)                 # the first consumer begins
 
             # S = Q K^T, of the first tiles
             i_first, b, h, j, j_stop = wait_for_queries(shared, consumer, q_phase)
@@ -268,10 +286,12 @@ def make_forward(tile, spec):
                     # S = Q K^T, of the next K tile
                     next_stage, next_phase = following(stage, phase, stages)
                     wait_for(shared + k_full + 8 * next_stage, next_phase)
+                    take_turn(consumer)
                     s = multiply_qk(undefined_s(), q, shared + k_tiles + next_stage * k_bytes)
 
                     # O = alpha O + P V, of this one
                     o = multiply_pv(o, p16, shared + v_tiles + stage * v_bytes)
+                    give_turn(consumer)
 
                     # mask, online softmax: m, alpha, P, l
                     s = wait_all_but_one(s)
@@ -321,6 +341,8 @@ def make_forward(tile, spec):
                 if leader and next_first != LAST:
                     mbarrier_arrive(shared + k_empty + 8 * stage)
                 i_first, b, h = next_first, next_b, next_h
+            if consumer == 0:
+                take_turn(consumer)                 # the last one that was given
 
     signature = ((tensor_map,) * 3
                  + (array_type(spec.dtype, 4), real_array(spec.dtype, 3), real_array(spec.dtype, 1) if sinks else none,

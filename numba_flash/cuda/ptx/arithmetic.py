@@ -3,7 +3,8 @@
 import math
 import struct
 
-from .assembly import float32, instruction, int32
+from ..compile import device
+from .assembly import float32, instruction, int32, int64, uint32
 
 
 def _literal(x):
@@ -89,6 +90,12 @@ def at_most(x, limit):
 @instruction("bmsk.clamp.b32 $0, 0, $1;", int32, int32, pure=True)
 def low_bits(count):
     """So many ones, 32 at most, and zeros. ISA: "Integer Arithmetic Instructions: bmsk"."""
+
+
+@device
+def low_bits_of_64(count):
+    """So many ones, 64 at most, as an int64."""
+    return int64(uint32(low_bits(count))) | int64(low_bits(max(int32(count - 32), int32(0)))) << int64(32)
 
 
 @instruction("redux.sync.or.b32 $0, $1, -1;", int32, int32, pure=True)

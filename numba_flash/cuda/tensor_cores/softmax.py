@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import inf
 
 from ..compile import device
-from ..ptx.arithmetic import at_most, exp2, fma, log2, low_bits, maximum, quotient, reciprocal
+from ..ptx.arithmetic import at_most, exp2, fma, log2, low_bits, low_bits_of_64, maximum, quotient, reciprocal
 from ..ptx.assembly import float32, float64, int32
 from ..ptx.fragments import elementwise, fourwise, make_across_quad, make_fold_rows, rowwise
 from ..signatures import real_type
@@ -78,25 +78,36 @@ def squash_four(s, factor, cap):
 
 @device
 def columns_below(stop):
-    """A bit for each of the thread's columns, as `hide` numbers them, that is less than `stop`."""
-    stop = min(max(int32(stop), int32(0)), int32(128))
-    return low_bits(int32((stop >> 3) * 2 + min(stop & 7, 2)))
+    """How many of the thread's columns, as `hide` numbers them, are less than `stop`."""
+    stop = max(int32(stop), int32(0))
+    return int32((stop >> 3) * 2 + min(stop & 7, 2))
 
 
-@rowwise
-def visible(first, stop):
-    """The bits of the columns in [first, stop) of the row, counted from the thread's first column."""
-    return columns_below(stop) & ~columns_below(first)
+@lru_cache(maxsize=None)
+def make_visible(columns):
+    """Build ``visible(first, stop)``: the bits of the row's columns in [first, stop), from the thread's first column.
+
+    They are those of an int32 for 128 columns of a tile, or else of an int64, and so must `first` be.
+    """
+    @rowwise
+    def visible(first, stop):
+        return low_bits(columns_below(stop)) & ~low_bits(columns_below(first))
+
+    @rowwise
+    def visible_of_more(first, stop):
+        return low_bits_of_64(columns_below(stop)) & ~low_bits_of_64(columns_below(first))
+
+    return visible if columns <= 128 else visible_of_more
 
 
 @elementwise
 def hide(s, column, bits, otherwise):
     """`otherwise` where the row's bit of the column is 0. Pass 0 for `column`, so that each bit is a constant.
 
-    A thread's columns are 0, 1, 8, 9, 16, ... from its first: up to 128 columns of a tile are 32 bits. To look at a bit
-    is shorter than two comparisons.
+    A thread's columns are 0, 1, 8, 9, 16, ... from its first: 128 columns of a tile are 32 bits. To look at a bit is
+    shorter than two comparisons.
     """
-    return s if bits & (int32(1) << int32(column // 8 * 2 + column % 8)) else otherwise
+    return s if bits & (type(bits)(1) << type(bits)(column // 8 * 2 + column % 8)) else otherwise
 
 
 @elementwise

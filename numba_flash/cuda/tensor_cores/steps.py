@@ -9,13 +9,13 @@ from math import inf
 
 from ..compile import device
 from ..ptx.arithmetic import fma, quotient, reciprocal
-from ..ptx.assembly import int32, uint64
+from ..ptx.assembly import int32, int64, uint64
 from ..ptx.copies import element_address
 from ..ptx.formats import make_pack, make_store_rows
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, make_squash, normalised,
-                      plus, probability, product, scaled, squash_four, top, total, visible, weight_of)
+from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, make_squash,
+                      make_visible, normalised, plus, probability, product, scaled, squash_four, top, total, weight_of)
 from .spec import LOG2_E
 
 PART = 16       # rows of one part of a fragment
@@ -88,6 +88,7 @@ def make_score_tile(spec, block_n, rows, parts, thread):
     """
     softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
     in_16_bits, squash = spec.item == 2, make_squash(spec.dtype)
+    visible, bits_type = make_visible(block_n), int32 if block_n <= 128 else int64
     down, nothing = make_rows_down(parts), make_filled(4 * parts, 0.0, real)
 
     @device
@@ -97,7 +98,7 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         number = thread()
         position = int32(i + first_row(number) + offset - j - first_column(number))
         stop = no_later(down(int32(position + right + 1)), int32(n_k - j - first_column(number)))
-        return hide(s, int32(0), visible(less(down(position), int32(left)), stop), otherwise)
+        return hide(s, int32(0), visible(down(bits_type(position - left)), stop), otherwise)
 
     @device
     def score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop):
