@@ -54,9 +54,9 @@ def bfloat16(rounds):
     return rungs("bfloat16", rounds)
 
 
-def kernels(dtype):
-    """What to compile ahead: all engines but `standard`, which has no kernel."""
-    return [Kernel(dtype, d, name, backward=backward) for name in ladder() for d in (64, 128)
+def kernels(dtype, dims=(64, 128)):
+    """What to compile ahead for head dims: all engines but `standard`, which has no kernel."""
+    return [Kernel(dtype, d, name, backward=backward) for name in ladder() for d in dims
             for backward in (False, True) if name not in ("standard", "memory-efficient")
             and (dtype != "float32" or name not in engines.ONLY_16_BIT)]
 

@@ -20,6 +20,8 @@ from tqdm import tqdm
 
 from . import peers
 from .contest import Inputs, Row, engine, give_memory_back, prepare, wait
+from .forward import LONG
+from .ladder import kernels
 from .measure import flops
 from .parts import Part
 from .rungs import ladder, memory_efficient
@@ -161,4 +163,5 @@ def print_peaks(name, lengths, heads, d):
     print(json.dumps([row.figures for row in rows]))
 
 
-PARTS = {"float32": Part(float32), "bfloat16": Part(bfloat16), "cpu": Part(cpu, gpu=False)}
+PARTS = {"float32": Part(float32, kernels=kernels("float32", [64])),
+         "bfloat16": Part(bfloat16, kernels=[*kernels("bfloat16", [128]), LONG]), "cpu": Part(cpu, gpu=False)}

@@ -216,9 +216,5 @@ def bfloat16(_):
     return measure("bfloat16")
 
 
-def ahead(dtype):
-    """The kernels of the part's head dim."""
-    return [kernel for kernel in kernels(dtype) if kernel.d == D]
-
-
-PARTS = {"float32": Part(float32, kernels=ahead("float32")), "bfloat16": Part(bfloat16, kernels=ahead("bfloat16"))}
+PARTS = {"float32": Part(float32, kernels=kernels("float32", [D])),
+         "bfloat16": Part(bfloat16, kernels=kernels("bfloat16", [D]))}

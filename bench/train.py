@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from numba_flash import demo, engines
 
+from .ladder import kernels
 from .measure import in_turn
 from .parts import Part
 
@@ -86,4 +87,6 @@ def cpu(rounds, settings=CPU):
     return tokens_per_second(settings, [("standard", "float32"), ("cpu", "float32")], np, min(rounds, 3))
 
 
-PARTS = {"gpu": Part(gpu), "cpu": Part(cpu, gpu=False)}
+DIMS = sorted({settings.dim // settings.heads for settings in (CHECKED, GPU)})
+PARTS = {"gpu": Part(gpu, kernels=[kernel for dtype in LARGEST_ERROR for kernel in kernels(dtype, DIMS)]),
+         "cpu": Part(cpu, gpu=False)}
