@@ -64,8 +64,10 @@ def make_backward(tile, spec, adds_dq, by_four):
     _, _, q_bytes, do_bytes, slot_bytes, row_bytes = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tile, row_tiles, _ = layout.offsets
     item, box, sides, real, number_bytes = spec.item, spec.box, spec.sides, real_type(spec.dtype), layout.number_bytes
-    dk_columns, dv_columns = d // sides, d_v // sides
-    dk_bytes, dv_bytes = (columns // box * block_m * BOX_ROW for columns in (dk_columns, dv_columns))   # of Q, of dO
+    # In 16 bits each of the two warps has instructions of its own, so that the compiler mixes what runs on different
+    # units. For longer numbers, whose products take many more, both sorts of them have no room in the cache for
+    # instructions; they are the same but for their addresses.
+    alike = d == d_v and item > 2
     own, across, sharing = layout.dq_columns, layout.dq_across, tile.sharing
     own_bytes = own * item if own < box else own // box * block_n * BOX_ROW
     pieces = 1 if item == 2 or own <= 2 * box else own // box           # or a lane has no registers for the sums
@@ -78,14 +80,7 @@ def make_backward(tile, spec, adds_dq, by_four):
     keys, queries = Operand(block_n, depth_down=False), Operand(block_m, depth_down=False)
     keys_down, queries_down = Operand(block_n, depth_down=True), Operand(block_m, depth_down=True)
     keys_in_registers = tile.keys_in_registers
-    own_keys_operand = None if keys_in_registers else keys
-    multiply_kq = make_warp_product(parts, block_m, d, spec.factors, own_keys_operand, queries, accumulate=False)
-    multiply_vdo = make_warp_product(parts, block_m, d_v, spec.factors, own_keys_operand, queries, accumulate=False)
-    load_k, load_v = (make_load_fragment(columns, block_n, parts) for columns in (d, d_v))
-    multiply_pdo = make_warp_product(parts, dv_columns, block_m, spec.factors, None, queries_down, accumulate=True)
-    multiply_dsq = make_warp_product(parts, dk_columns, block_m, spec.factors, None, queries_down, accumulate=True)
     multiply_dsk = make_warp_product(1, at_once, block_n, spec.factors, keys_down, keys_down, accumulate=False)
-    zero_dk, zero_dv = (make_filled(parts * columns, 0.0, real) for columns in (dk_columns, dv_columns))
     pack, unpack, word = make_pack(spec.dtype), make_unpack(spec.dtype), word_type(spec.dtype)
     store_rows, store_words = make_store_rows(spec.dtype), make_store_words(own_ds, all_ds)
     load_words = make_load_words(parts * block_m * item * 4 // word.bitwidth, word, own_ds, all_ds)
@@ -120,7 +115,7 @@ def make_backward(tile, spec, adds_dq, by_four):
 
     @device
     def own_rows(address, load):
-        """K_j or V_j as the first operand of a warp's products."""
+        """The pair's rows of K_j or V_j as the first operand of a product."""
         if keys_in_registers:
             return load(swizzled(address, lane_number() & 15, lane_number() >> 4))
         return address
@@ -174,6 +169,77 @@ def make_backward(tile, spec, adds_dq, by_four):
         i = int32(i + block_m)
         return (i, int32(h)) if i < i_stop else (int32(i_first), int32(h + 1))
 
+    # ---- a warp's walk -----------------------------------------------------------------------------------------------
+
+    @lru_cache(maxsize=None)
+    def make_walk(depth, columns):
+        """Build `walk` for the head dims of the factors of S or dP, and of dV or dK."""
+        multiply_first = make_warp_product(parts, block_m, depth, spec.factors, None if keys_in_registers else keys,
+                                           queries, accumulate=False)
+        multiply_second = make_warp_product(parts, columns // sides, block_m, spec.factors, None, queries_down,
+                                            accumulate=True)
+        load, zero = make_load_fragment(depth, block_n, parts), make_filled(parts * columns // sides, 0.0, real)
+        side_bytes = columns // sides // box * block_m * BOX_ROW
+
+        @device
+        def walk(role, shared, q_array, do_array, query_numbers, dq_sums, dk_array, dv_array, slopes, b, kv_h, h,
+                 h_stop, i_first, i_stop, j, band, all_first, all_stop, scale, factor, cap, pair, side, n_q):
+            """Walk along the queries, and write dV (role 0) or dK (1)."""
+            own_keys = pair * pair_rows * BOX_ROW
+            i, stage, total = i_first, int32(0), zero()
+            own = own_rows(shared + (k_tile if role == 0 else v_tile) + own_keys, load)
+            while h < h_stop:
+                next_i, next_h = following(i, h, i_first, i_stop)
+                begin_step()
+                q, do = shared + q_tiles + stage * q_bytes, shared + do_tiles + stage * do_bytes
+                numbers = shared + row_tiles + stage * row_bytes + number_bytes * first_column(lane_number())
+                own_slot = shared + ds_tile + stage * slot_bytes + own_keys + lane_number() * 16    # for the pair's P
+
+                # S^T = K Q^T, or dP^T = V dO^T
+                s = dp = multiply_first(own, q if role == 0 else do)
+                if role == 0:
+                    # mask, P^T = exp(S^T - lse)
+                    s = score_tile(s, i, j, its_slope(slopes, b, h, scale), scale, cap, band, all_first, all_stop)
+                    p = probability(s, factor, numbers)
+                    packed = pack(p)
+                    if softcap:
+                        lane = lane_number()
+                        its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
+                        p = damped(p, real(0), s, down(real(its_first)), its_slope(slopes, b, h, scale), cap)
+                        store_words(pack(p), own_slot)
+                    else:
+                        store_words(packed, own_slot)
+                    barrier_arrive(PAIR + pair, 2 * WARP)
+                    load_next_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, stage)
+                else:
+                    # dS^T = P^T (dP^T - delta)
+                    load_next_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, stage)
+                    barrier_sync(PAIR + pair, 2 * WARP)         # or P isn't there yet
+                    p = unpack(load_words(own_slot))
+                    cuda.syncwarp()                             # or dS overwrites what other lanes have yet to read
+                    packed = pack(score_gradient(dp, p, numbers + number_bytes * block_m))
+                    row = int32(pair * pair_rows + first_row(lane_number()))
+                    within = first_column(lane_number()) * item         # bytes, of the row
+                    store_box(packed, swizzled(shared + ds_tile + stage * slot_bytes, row, within >> 4) + (within & 15))
+
+                # dV += P^T dO, or dK += dS^T Q
+                total = multiply_second(total, packed, (do if role == 0 else q) + side * side_bytes)
+
+                end_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop)
+                add_dq(shared, dq_sums, b, h, i, stage, pair, role, side, n_q)
+                i, h, stage = next_i, next_h, int32(stage ^ 1 if stages == 2 else 0)
+
+            wait_rows()                 # a block must not end while its copies run
+            row, column = int32(j + first_row(lane_number())), int32(side * (columns // sides))
+            if role == 0:
+                store_keys(pack(total), dv_array, b, kv_h, row, column)
+            else:
+                store_keys(pack(scaled(total, scale)), dk_array, b, kv_h, row, column)
+
+        return walk
+
+    walk_for_dv, walk_for_dk = make_walk(d, d_v), make_walk(d_v, d)
+
     def mma_backward(q_array, k_array, v_array, do_array, query_numbers, dq_sums, dk_array, dv_array, slopes, group,
                      together, scale, factor, cap, offset, left, right):
         n_q, n_k, kv_heads = int32(q_array.shape[2]), int32(k_array.shape[2]), int32(k_array.shape[1])
@@ -192,88 +258,28 @@ def make_backward(tile, spec, adds_dq, by_four):
         j = int32(j_first + pair * pair_rows)                               # the pair's first key
         all_first = int32(j + pair_rows - 1 - band[1] - band[3])            # queries that see all of its keys
         all_stop = int32(j - band[1] + band[2] + 1) if j + pair_rows <= n_k else int32(0)
-        own_keys = pair * pair_rows * BOX_ROW
-        own_slot = shared + ds_tile + own_keys                              # P for the pair's other warp, then dS
 
         # load K_j, V_j, and Q_i, dO_i of the first step
         copy_k(shared + k_tile, copied_by(thread, k_array, b, kv_h, j_first), k_array.strides[2], int32(n_k - j_first),
                int32(k_array.shape[3]), thread)
         copy_v(shared + v_tile, copied_by(thread, v_array, b, kv_h, j_first), v_array.strides[2], int32(n_k - j_first),
                int32(v_array.shape[3]), thread)
-        h, i, stage = int32(kv_h * group), i_first, int32(0)
-        h_stop = int32(h + group)
+        h, h_stop = int32(kv_h * group), int32((kv_h + 1) * group)
         if i_first >= i_stop:
             h = h_stop                                                      # nobody sees these keys
         if h < h_stop:
-            load_step(shared, q_array, do_array, query_numbers, b, h, i, stage)
+            load_step(shared, q_array, do_array, query_numbers, b, h, i_first, int32(0))
         if stages == 2:
             meet()                      # or they aren't there yet
 
-        # ---- dV ------------------------------------------------------------------------------------------------------
-        if role == 0:
-            k, dv = own_rows(shared + k_tile + own_keys, load_k), zero_dv()
-            while h < h_stop:
-                next_i, next_h = following(i, h, i_first, i_stop)
-                begin_step()
-                slope = its_slope(slopes, b, h, scale)
-
-                # S^T = K Q^T, mask, P^T = exp(S^T - lse)
-                s = multiply_kq(k, shared + q_tiles + stage * q_bytes)
-                s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
-                its_lse = shared + row_tiles + stage * row_bytes + number_bytes * first_column(lane_number())
-                p = probability(s, factor, its_lse)
-                packed = pack(p)
-                if softcap:
-                    lane = lane_number()
-                    its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
-                    p = damped(p, real(0), s, down(real(its_first)), slope, cap)
-                    store_words(pack(p), own_slot + stage * slot_bytes + lane_number() * 16)
-                else:
-                    store_words(packed, own_slot + stage * slot_bytes + lane_number() * 16)
-                barrier_arrive(PAIR + pair, 2 * WARP)
-                load_next_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, stage)
-
-                # dV += P^T dO
-                dv = multiply_pdo(dv, packed, shared + do_tiles + stage * do_bytes + side * dv_bytes)
-
-                end_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop)
-                add_dq(shared, dq_sums, b, h, i, stage, pair, int32(0), side, n_q)
-                i, h, stage = next_i, next_h, int32(stage ^ 1 if stages == 2 else 0)
-
-            wait_rows()                 # a block must not end while its copies run
-            store_keys(pack(dv), dv_array, b, kv_h, int32(j + first_row(lane_number())), int32(side * dv_columns))
-
-        # ---- dK ------------------------------------------------------------------------------------------------------
+        given = (shared, q_array, do_array, query_numbers, dq_sums, dk_array, dv_array, slopes, b, kv_h, h, h_stop,
+                 i_first, i_stop, j, band, all_first, all_stop, scale, factor, cap, pair, side, n_q)
+        if alike:
+            walk_for_dv(role, *given)
+        elif role == 0:
+            walk_for_dv(int32(0), *given)
         else:
-            v, dk = own_rows(shared + v_tile + own_keys, load_v), zero_dk()
-            while h < h_stop:
-                next_i, next_h = following(i, h, i_first, i_stop)
-                begin_step()
-
-                # dP^T = V dO^T
-                dp = multiply_vdo(v, shared + do_tiles + stage * do_bytes)
-                load_next_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop, stage)
-                barrier_sync(PAIR + pair, 2 * WARP)         # or P isn't there yet
-                p = unpack(load_words(own_slot + stage * slot_bytes + lane_number() * 16))
-                cuda.syncwarp()                             # or dS overwrites what other lanes have yet to read
-
-                # dS^T = P^T (dP^T - delta)
-                deltas = shared + row_tiles + stage * row_bytes + number_bytes * (block_m + first_column(lane_number()))
-                packed = pack(score_gradient(dp, p, deltas))
-                row = int32(pair * pair_rows + first_row(lane_number()))
-                within = first_column(lane_number()) * item         # bytes, of the row
-                store_box(packed, swizzled(shared + ds_tile + stage * slot_bytes, row, within >> 4) + (within & 15))
-
-                # dK += dS^T Q
-                dk = multiply_dsq(dk, packed, shared + q_tiles + stage * q_bytes + side * dk_bytes)
-
-                end_step(shared, q_array, do_array, query_numbers, b, next_h, next_i, h_stop)
-                add_dq(shared, dq_sums, b, h, i, stage, pair, int32(1), side, n_q)
-                i, h, stage = next_i, next_h, int32(stage ^ 1 if stages == 2 else 0)
-
-            wait_rows()
-            store_keys(pack(scaled(dk, scale)), dk_array, b, kv_h, int32(j + first_row(lane_number())),
-                       int32(side * dk_columns))
+            walk_for_dk(int32(1), *given)
 
     signature = ((array_type(spec.dtype, 4),) * 4
                  + (real_array(spec.dtype, 4), real_array(spec.dtype, 4) if adds_dq else none)

@@ -30,7 +30,8 @@ not cut off. Then A B = lo hi + hi lo + hi hi, without lo lo, which is at most 2
 tensor core cuts off what does not fit into its float32 sum, always towards zero: in a chain the losses add up, to some
 4e-6 of the result for a depth of 256, where float32 sums are right to 5e-7. So two steps of the depth are a chain of
 their own, of six instructions, the small products first, and are added to the accumulator by an ordinary addition,
-which rounds to the nearest. (Each step alone costs a tenth to a half more time.)
+which rounds to the nearest. (Each step alone costs a tenth to a half more time.) Where both operands lie in shared
+memory the steps are a loop over boxes, or the kernels' instructions would not fit into the cache for them.
 
 **float32, at TF32's precision** (``precision="tf32"``): hi hi alone, all in one chain. Rounding by one multiplication:
 hi = x (1 + 2^-11.5), of which the tensor core cuts the end off, adds between 0.7 and 1.4 halves of the unit that x is
@@ -289,6 +290,11 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
             return _addresses(name, address, 8 * item, odd=5 if is_float64 else 1)
         return _addresses(name, address, step * item)
 
+    def advance(name, operand):
+        """PTX that moves addresses on to the next steps of a rolled loop: to the next box, or down the rows."""
+        rows = BOX_STEPS * step if operand.depth_down else operand.rows
+        return [f"add.u32 {name}{n}, {name}{n}, {rows * BOX_ROW};" for n in range(8 if by_numbers(operand) else 4)]
+
     def lane_address(builder, address, operand, of_a):
         if by_numbers(operand):
             return _number_address(builder, address, item)
@@ -297,8 +303,10 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
 
     # what is multiplied at a time: a step of the depth or a chain of steps, and some columns of it
     turn, chain = max(1, kind.pieces // (2 * parts)), kind.chain
+    steps_at_once = BOX_STEPS if kind.wall and a_operand and depth // step % BOX_STEPS == 0 else depth // step
+    rolled = steps_at_once < depth // step
     turns = [(range(k, k + chain), range(outer, min(outer + turn, columns // STEP)))
-             for k in range(0, depth // step, chain) for outer in range(0, columns // STEP, turn)]
+             for k in range(0, steps_at_once, chain) for outer in range(0, columns // STEP, turn)]
 
     def registers_of(number):
         """Names of the registers of a turn's A, and of its B, for each step; the next turn has others."""
@@ -336,6 +344,10 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
                  kind.declared, *addresses("at_b", b_address, b_operand)]
         if a_operand:
             lines += addresses("at_a", f"${first}", a_operand)
+        if rolled:
+            lines += [f"mov.f32 ${n}, zero;" for n in range(count) if not accumulate]
+            lines += [f".reg .pred more; .reg .b32 left; mov.u32 left, {depth // step // steps_at_once};",
+                      r".pragma \22nounroll\22; AGAIN:"]      # \22 is a quote in LLVM's text
         ahead = 1 if kind.wall else 0       # how many turns loads are ahead of products
         for number in range(-ahead, len(turns)):
             if kind.wall and number >= 0:
@@ -358,7 +370,10 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
                         pieces.append(([f"${start + n}" for n in range(4)],
                                        [x[4 * part:4 * part + 4] for x in prepared_a],
                                        [x[4 * n + 2 * half:4 * n + 2 * half + 2] for x in b]))
-            lines += kind.multiply(pieces, begins=not (steps[0] or accumulate))
+            lines += kind.multiply(pieces, begins=not (steps[0] or accumulate or rolled))
+        if rolled:
+            lines += [*advance("at_a", a_operand), *advance("at_b", b_operand),
+                      "sub.u32 left, left, 1; setp.ne.u32 more, left, 0; @more bra AGAIN;"]
         return " ".join(lines) + " }"
 
     def generate(builder, acc, a, b):
