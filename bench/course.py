@@ -37,7 +37,7 @@ def circumstances(ladder, forward):
     return "\n".join(f"- {what}: {part['gpu'].split(',')[0]}, {part['date']}" for what, part in parts.items())
 
 
-def rungs_16_bit(forward, ladder):
+def rungs_16_bit(forward, mma):
     """The kernels on tensor cores, and what their bytes would be with the query tiles of flash2."""
     def row(words, block_m, measured):
         count = traffic.flash_attention_2_traffic(N, N, D, block_m=block_m, block_n=1, itemsize=2)
@@ -45,9 +45,8 @@ def rungs_16_bit(forward, ladder):
 
     tiles = query_rows()
     rows = [row("with query tiles of {} rows, as in flash2", tiles["flash2"], "-")]
-    if ladder:
-        rows.append(row("mma, query tiles of {} rows", tiles["mma"],
-                        tflops(ladder["rows"], "mma", direction="forward")))
+    if mma:
+        rows.append(row("mma, query tiles of {} rows", tiles["mma"], tflops(mma["rows"], "mma", direction="forward")))
     rows.append(row("hopper, query tiles of {} rows", tiles["hopper"],
                     tflops(forward["speed"]["rows"], "hopper", dtype="bfloat16")))
     return markdown(("forward, bfloat16", *COUNTS), rows)
@@ -82,10 +81,9 @@ def ceiling(ladder, forward):
 
 def syllabus():
     """The figures of the course, by name."""
-    rungs, memory, forward = read("ladder"), read("memory")["float32"], read("forward")
-    ladder = rungs["float32"]
+    ladder, memory, forward = read("ladder")["float32"], read("memory")["float32"], read("forward")
     return {"circumstances": circumstances(ladder, forward), "standard": rungs_float32(ladder, memory, "standard"),
             "flash1": rungs_float32(ladder, memory, "standard", "flash1"),
             "flash2": rungs_float32(ladder, memory, "flash1", "flash2"),
-            "hopper": rungs_16_bit(forward, rungs.get("bfloat16")),
+            "hopper": rungs_16_bit(forward, read("mma").get("bfloat16")),
             "backward": rungs_backward(ladder), "ceiling": ceiling(ladder, forward)}

@@ -3,6 +3,7 @@ the `charts`; a test compares.
 """
 
 from pathlib import Path
+from statistics import geometric_mean
 from textwrap import shorten
 
 from . import charts
@@ -89,17 +90,40 @@ def ladder(part, dtype):
         header, rows, part)
 
 
+def by_length(rows, name, peer, *labels):
+    """A table with a column for each n: TFLOP/s, and in parentheses how many times as fast as a peer."""
+    lengths, cells = sorted({row["n"] for row in rows}), {}
+    for row in rows:
+        text = f"{cell(row, f'{name} TFLOP/s', 0)} ({cell(row, f'{name} / {peer}', 2)})"
+        cells.setdefault(tuple(row[label] for label in labels), {})[row["n"]] = text
+    return markdown((*labels, *(f"n {n}" for n in lengths)),
+                    [(*key, *(found.get(n, "-") for n in lengths)) for key, found in cells.items()]) + "\n"
+
+
 def mma(part, dtype):
-    """Speed of the engine for any GPU beside its peers, and how many times as fast it is, in one dtype."""
-    rivals = names(part["rows"], "TFLOP/s")
-    rows = [(row["direction"], row["d"], row["mask"], row["n"], *(
-                cell(row, f"{name} TFLOP/s", 0 if dtype == "bfloat16" else 1)
-                + (f" ({row[f'mma / {name}']:.2f})" if f"mma / {name}" in row else "") for name in rivals))
-            for row in part["rows"]]
-    most = f"A product of two matrices runs at {part['ceiling'][dtype]:.0f}." if dtype in part["ceiling"] else ""
-    return with_table([
-        f"TFLOP/s in {dtype} on one {where(part)}, 2048 / d heads, 16384 / n batches, in parentheses how many times as",
-        f"fast `mma` is, beside {torch(part)}.", most], ("", "d", "mask", "n", *map(label, rivals)), rows, part)
+    """Speed of the engine for any GPU in one dtype, and how many times as fast as a peer and other ways it is."""
+    rows, means = part["rows"], []
+    peer = next(name for name in names(rows, "TFLOP/s") if name.startswith("torch"))
+
+    def ratios(name, direction=None):
+        return [row[f"mma / {name}"] for row in rows
+                if f"mma / {name}" in row and direction in (None, row["direction"])]
+
+    for direction in dict.fromkeys(row["direction"] for row in rows):
+        if ratios(peer, direction):
+            means.append(f"{geometric_mean(ratios(peer, direction)):.2f} {direction}")
+    lines = [f"TFLOP/s of `mma` in {dtype} on one {where(part)}, and in parentheses how many times as fast it is as",
+             f"{label(peer)} ({torch(part)}); 2048 / d heads, 16384 / n batches. Geometric mean: {', '.join(means)}."]
+    if ratios("mma deterministic"):
+        lines += ["Gradients with the same bits in every run take",
+                  f"{span(ratios('mma deterministic'), 2)} times as long."]
+    if ratios("standard"):
+        lines.append(f"`standard` takes {span(ratios('standard'), 1)} times as long.")
+    if ratios("mma tf32"):
+        lines.append(f"`precision=\"tf32\"` is {span([1 / x for x in ratios('mma tf32')], 1)} times as fast.")
+    if dtype in part["ceiling"]:
+        lines.append(f"A product of two matrices runs at {part['ceiling'][dtype]:.0f}.")
+    return paragraph(*lines) + "\n" + by_length(rows, "mma", peer, "direction", "d", "mask")
 
 
 def memory(part, name):
@@ -155,14 +179,8 @@ def decode(part):
 # ---- Hopper's tensor cores -------------------------------------------------------------------------------------------
 
 def beside_cudnn(rows, *labels):
-    """A table with a column for each n: TFLOP/s, and in parentheses the share of cuDNN."""
-    lengths = sorted({row["n"] for row in rows})
-    cells = {}
-    for row in rows:
-        text = f"{cell(row, 'hopper TFLOP/s', 0)} ({cell(row, 'hopper / cudnn', 2)})"
-        cells.setdefault(tuple(row[label] for label in labels), {})[row["n"]] = text
-    return markdown((*labels, *(f"n {n}" for n in lengths)),
-                    [(*key, *(by_length.get(n, "-") for n in lengths)) for key, by_length in cells.items()]) + "\n"
+    """`by_length` for Hopper's engine and cuDNN."""
+    return by_length(rows, "hopper", "cudnn", *labels)
 
 
 def speed(part):

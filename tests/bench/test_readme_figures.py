@@ -133,6 +133,20 @@ def test_the_course_shows_mma_once_it_was_measured():
     assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | - |" in rungs_16_bit(forward, {"rows": [row]})
 
 
+def test_mma_is_shown_by_length_beside_one_peer():
+    def row(direction, n, speed, **ratios):
+        return {"direction": direction, "d": 64, "n": n, "mask": "full", "mma TFLOP/s": speed, "torch flash TFLOP/s": 1.0,
+                **{f"mma / {name}": x for name, x in ratios.items()}}
+
+    rows = [row("forward", 1024, 300.4, **{"torch flash": 2.0, "mma tf32": .4}),
+            row("forward", 4096, 400.4, **{"torch flash": .5, "mma tf32": .5}),
+            row("backward", 4096, 200.4, **{"torch flash": 1.5, "mma deterministic": 1.2}), row("backward", 1024, 100.4)]
+    text = " ".join(readme.mma({**WHERE, "rows": rows, "ceiling": {"bfloat16": 700.0}}, "bfloat16").split())
+    assert "| forward | 64 | full | 300 (2.00) | 400 (0.50) | | backward | 64 | full | 100 (-) | 200 (1.50) |" in text
+    assert "Geometric mean: 1.00 forward, 1.50 backward. Gradients with the same bits in every run take 1.20" in text
+    assert "is 2.0 to 2.5 times as fast" in text and "`standard`" not in text and "runs at 700" in text
+
+
 def test_a_product_is_shown_with_its_other_runs(monkeypatch):
     runs = {"a": {**WHERE, "ceiling": {"bfloat16": 806.6, "float16": 900.0}}, "b": {**WHERE, "ceiling": {"float16": 1}},
             "c": WHERE, "d": {**WHERE, "gpu": "another", "ceiling": {"bfloat16": 100.0}}}
