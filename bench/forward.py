@@ -74,6 +74,7 @@ LONG = Kernel("bfloat16", 128, n=MANY)          # which has another tile shape
 SPEED = [Kernel(*case) for case in dict.fromkeys((dtype, d) for dtype, d, _ in grid.speed_shapes())]
 SPEED += [LONG, replace(LONG, dtype="float16")]
 PARTS = {"speed": Part(speed, kernels=SPEED), "gqa": Part(gqa, kernels=[Kernel("bfloat16", 128), LONG]),
-         "options": Part(options, slow=True, kernels=[Kernel("bfloat16", 128), LONG, Kernel("bfloat16", 128, softcap=20.0),
-                                                      Kernel("bfloat16", 128, alibi=True)]),
+         "options": Part(options, slow=True, kernels=[
+             Kernel("bfloat16", 128), LONG, Kernel("bfloat16", 128, softcap=20.0),
+             Kernel("bfloat16", 128, alibi=True)]),
          "matmul": Part(matmul, kernels=[LONG, *PLAIN[2:]]), "error": Part(error, kernels=PLAIN)}

@@ -135,12 +135,13 @@ def test_the_course_shows_mma_once_it_was_measured():
 
 def test_mma_is_shown_by_length_beside_one_peer():
     def row(direction, n, speed, **ratios):
-        return {"direction": direction, "d": 64, "n": n, "mask": "full", "mma TFLOP/s": speed, "torch flash TFLOP/s": 1.0,
-                **{f"mma / {name}": x for name, x in ratios.items()}}
+        return {"direction": direction, "d": 64, "n": n, "mask": "full", "mma TFLOP/s": speed,
+                "torch flash TFLOP/s": 1.0, **{f"mma / {name}": x for name, x in ratios.items()}}
 
     rows = [row("forward", 1024, 300.4, **{"torch flash": 2.0, "mma tf32": .4}),
             row("forward", 4096, 400.4, **{"torch flash": .5, "mma tf32": .5}),
-            row("backward", 4096, 200.4, **{"torch flash": 1.5, "mma deterministic": 1.2}), row("backward", 1024, 100.4)]
+            row("backward", 4096, 200.4, **{"torch flash": 1.5, "mma deterministic": 1.2}),
+            row("backward", 1024, 100.4)]
     text = " ".join(readme.mma({**WHERE, "rows": rows, "ceiling": {"bfloat16": 700.0}}, "bfloat16").split())
     assert "| forward | 64 | full | 300 (2.00) | 400 (0.50) | | backward | 64 | full | 100 (-) | 200 (1.50) |" in text
     assert "Geometric mean: 1.00 forward, 1.50 backward. Gradients with the same bits in every run take 1.20" in text
