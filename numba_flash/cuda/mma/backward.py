@@ -102,9 +102,9 @@ def make_backward(tile, spec, adds_dq, by_four):
                int32(q_array.shape[3]), thread)
         copy_do(shared + do_tiles + stage * do_bytes, copied_by(thread, do_array, b, h, i), do_array.strides[2], left,
                 int32(do_array.shape[3]), thread)
-        if thread < row_bytes // UNIT:
-            copy_unit(shared + row_tiles + stage * row_bytes + UNIT * thread,
-                      unit_address(query_numbers, b, h, int32(uint32(i) // uint32(block_m)), thread))
+        copy_unit(shared + row_tiles + stage * row_bytes + UNIT * thread,
+                  unit_address(query_numbers, b, h, int32(uint32(i) // uint32(block_m)), thread), thread,
+                  int32(row_bytes // UNIT))
         commit_rows()
 
     @device

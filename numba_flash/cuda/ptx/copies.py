@@ -209,9 +209,13 @@ def make_copy_rows(rows, boxes, threads, item=2):
     return with_arity(copy_rows, ("target", "source", "row_bytes", "rows_left", "columns", "thread"))
 
 
-@instruction("cp.async.cg.shared.global [$0], [$1], 16, 16;", None, uint32, uint64)
-def copy_unit(target, source):
-    """Start to copy 16 bytes, with the rows of this thread's group. ISA: "cp.async"."""
+@instruction("{ .reg .pred mine; setp.lt.s32 mine, $2, $3; @mine cp.async.cg.shared.global [$0], [$1], 16, 16; }",
+             None, uint32, uint64, int32, int32)
+def copy_unit(target, source, thread, threads):
+    """Start to copy 16 bytes, if this thread is one of the first `threads`, with the rows of its group.
+
+    ISA: "cp.async". A branch would let a warp go apart, before a barrier that it must reach as one.
+    """
 
 
 @instruction("cp.async.commit_group;", None)
