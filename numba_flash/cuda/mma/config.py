@@ -135,7 +135,7 @@ class BackwardTile:
     sharing : int
         How many pairs share 16 queries of a step when dQ is computed: then a step has that many times fewer.
     keys_in_registers : bool
-        Whether a warp keeps its rows of K or V in registers.
+        Whether a warp keeps its rows of K or V in registers; only with two stages, as K and V come first then.
     """
 
     pairs: int
