@@ -7,6 +7,7 @@ import pytest
 from numba_flash import engines
 from numba_flash.cuda import SIMULATOR
 from numba_flash.cuda.config import choose
+from numba_flash.cuda.tensor_cores.host import _addressable
 from numba_flash.problem import BFLOAT16, FLOAT32, FLOAT64, Problem
 
 pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator has no tensor cores")
@@ -73,3 +74,20 @@ def test_flash2_takes_the_head_dims_that_the_readme_names(kilobytes, dtype, forw
 
     assert fits(forward, "forward") and not fits(forward + 1, "forward")
     assert fits(gradients, "dkdv", "dq", "dbias") and not fits(gradients + 1, "dkdv", "dq")
+
+
+def test_positions_of_the_sums_for_dq_fit_into_32_bits(auto):
+    """Units of 16 bytes within a batch: 64 GiB."""
+    long, mma = replace(PLAIN, heads=64, kv_heads=64, n_q=2**20, n_k=2**20, d=256, d_v=256), engines.load("mma")
+    auto((8, 0), PLAIN, True)
+    assert mma.why_not(long) is None and "dq of one batch must take less than 64 GiB" in mma.why_not(long, True)
+    assert mma.why_not(replace(long, d=64, d_v=64), True) is None
+
+
+def test_rows_far_apart_are_copied_first():
+    """What one thread copies is at most 64 GiB from where its batch begins."""
+    reach = 1 << 36
+    assert _addressable(0, 2, (1, 1, 2, 8), (reach, reach, reach - 16, 2))
+    assert not _addressable(0, 2, (1, 1, 2, 8), (reach, reach, reach, 2))
+    assert not _addressable(0, 2, (1, 3, 2, 8), (2 * reach, reach // 2, 16, 2))
+    assert _addressable(0, 2, (3, 1, 2, 8), (2 * reach, reach, 16, 2))

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from ...problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, without_unseen_keys
 from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, shared_limit, why_no_device
-from ..tensor_cores.host import (begin_backward, bits, for_copies, numbers, round_sums, why_not_for_tensor_cores,
-                                 zero_sums)
-from ..tensor_cores.spec import Spec, heads_together, key_heads_together
+from ..tensor_cores.host import (LARGEST_REACH, begin_backward, bits, for_copies, numbers, round_sums,
+                                 why_not_for_tensor_cores, zero_sums)
+from ..tensor_cores.spec import BOX_BYTES, WARPGROUP, Spec, heads_together, key_heads_together
 from .config import BackwardLayout, DqLayout, Layout, choose, choose_backward, choose_dq
 
 DTYPES = FLOAT16, BFLOAT16, FLOAT32, FLOAT64
@@ -26,7 +26,8 @@ WHOLE_IN_FLOAT64 = 9, 0         # and from which products of float64 are not by 
 
 def why_not(problem, backward=False):
     """Why this engine can't do a problem here, in words; None if it can."""
-    return why_not_here() or why_not_for_tensor_cores(problem, DTYPES) or why_no_tile(problem, backward)
+    return (why_not_here() or why_not_for_tensor_cores(problem, DTYPES) or why_no_tile(problem, backward)
+            or why_too_many_sums(problem, backward))
 
 
 def why_not_here():
@@ -46,6 +47,14 @@ def why_no_tile(problem, backward):
     fits = choose_backward(spec, limit) and choose_dq(spec, limit) if backward else choose(spec, limit)
     return None if fits else (f"{'gradients' if backward else 'tiles'} of {problem.dtype} with d {problem.d} and d_v "
                               f"{problem.d_v} need more shared memory than the {limit // 1024} KB of a block here")
+
+
+def why_too_many_sums(problem, backward):
+    """Why dQ is too large while it is added up, in words; None if it isn't."""
+    size = problem.heads * (problem.n_q + WARPGROUP) * (problem.d + BOX_BYTES) * problem.accumulator.itemsize
+    return None if not backward or size < LARGEST_REACH else (
+        f"the sums for dq of one batch must take less than {LARGEST_REACH >> 30} GiB, and here they may take "
+        f"{size >> 30}")
 
 
 def why_later(problem):
