@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from .words import RESULTS, ROOT, names, read
+from .words import RESULTS, ROOT, label, names, read
 
 DIGEST = "Description"          # of the PNG's text fields, the one that carries the digest
 
@@ -93,7 +93,7 @@ def memory_panels(result):
             for name in names([row], "MiB"):
                 rival, direction = name.rsplit(" ", 1)
                 title = f"{direction}, {part}, {content['heads']} heads of {content['d']}"
-                panel = split.setdefault(direction, Panel(title, "MiB", "n", log=True))
+                panel = split.setdefault(direction, Panel(title, "MiB, 0.01 at least", "n", log=True))
                 panel.add(rival, row["n"], max(row[f"{name} MiB"], 0.01))           # a logarithm has no zero
         panels += split.values()
     return [panel for panel in panels if any(len(places) > 1 for places, _ in panel.series.values())]     # curves
@@ -110,8 +110,11 @@ def traffic_panels(result):
             for name, keys in {"predicted": ("predicted GB read", "predicted GB written"),
                                "counted at HBM": ("GB read", "GB written"),
                                "counted at L2": ("GB read from L2", "GB written to L2")}.items():
+                panels[-1].series.setdefault(name, ([], []))            # in this order everywhere
                 if all(key in row for key in keys):
                     panels[-1].add(name, row["engine"], sum(row[key] for key in keys))
+    for panel in panels:
+        panel.series = {name: found for name, found in panel.series.items() if found[0]}
     return panels
 
 
@@ -123,8 +126,8 @@ def latency_panels(result):
             panels += panels_of(content["rows"], "GB/s", lambda row: "decoding", lambda row: ", ".join(
                 str(row[name]) for name in ("batch", "heads", "kv_heads", "n")))
         elif part != "compile":
-            whose = {"device": "device's", "cpu": "CPU's"}.get(part, "host's")
-            panels += panels_of(content["rows"], "us", lambda row: f"{whose} time, {part}",
+            title = {"device": "the device's time", "cpu": "a small call on a CPU"}
+            panels += panels_of(content["rows"], "us", lambda row: title.get(part, f"the host's time, {part}"),
                                 lambda row: f"{row['direction']} {row['shape']}")
     return panels
 
@@ -184,10 +187,13 @@ def draw(panels):
         columns = min(len(panels), 3)
         rows = -(-len(panels) // columns) if columns else 0
         figure = Figure(figsize=(4.4 * max(columns, 1), 3.4 * max(rows, 1)), layout="constrained")
-        colours = {}
+        colours, shades = {}, matplotlib.colormaps["tab20"].colors
+        palette = iter((*shades[::2], *shades[1::2]))
         for i, panel in enumerate(panels):
+            colours |= {name: next(palette) for name in panel.series if name not in colours}
             draw_panel(figure.add_subplot(rows, columns, i + 1), panel, colours)
-        figure.legend(handles=[matplotlib.patches.Patch(color=colour, label=name) for name, colour in colours.items()],
+        figure.legend(handles=[matplotlib.patches.Patch(color=colour, label=label(name))
+                               for name, colour in colours.items()],
                       loc="outside lower center", ncols=4, fontsize=9)
         return figure
 
@@ -200,12 +206,13 @@ def draw_panel(axes, panel, colours):
     axes.grid(alpha=0.3)
     places = list(dict.fromkeys(place for across, _ in panel.series.values() for place in across))
     for i, (name, (across, values)) in enumerate(panel.series.items()):
-        colour = colours.setdefault(name, f"C{len(colours)}")
+        colour = colours[name]
         if places and isinstance(places[0], str):
             width = 0.8 / len(panel.series)
             axes.bar([places.index(place) + (i + 0.5) * width - 0.4 for place in across], values, width, color=colour)
         else:
-            axes.plot(across, values, marker="o", color=colour)
+            width = 5 - 4 * i / len(panel.series)           # equal curves lie on one another
+            axes.plot(across, values, marker="o", markersize=2 * width, linewidth=width, color=colour)
     if places and isinstance(places[0], str):
         axes.set_xticks(range(len(places)), places, rotation=25, ha="right", fontsize=8)
     else:

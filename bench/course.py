@@ -37,19 +37,18 @@ def circumstances(ladder, forward):
     return "\n".join(f"- {what}: {part['gpu'].split(',')[0]}, {part['date']}" for what, part in parts.items())
 
 
-def rungs_16_bit(forward, mma):
-    """The kernels on tensor cores, and what their bytes would be with the query tiles of flash2."""
+def rungs_16_bit(forward, mma, *names):
+    """Kernels on tensor cores, and what their bytes would be with the query tiles of flash2."""
     def row(words, block_m, measured):
         count = traffic.flash_attention_2_traffic(N, N, D, block_m=block_m, block_n=1, itemsize=2)
         return words.format(block_m), *moved(count), measured
 
     tiles = query_rows()
-    rows = [row("with query tiles of {} rows, as in flash2", tiles["flash2"], "-")]
-    if mma:
-        rows.append(row("mma, query tiles of {} rows", tiles["mma"], tflops(mma["rows"], "mma", direction="forward")))
-    rows.append(row("hopper, query tiles of {} rows", tiles["hopper"],
-                    tflops(forward["speed"]["rows"], "hopper", dtype="bfloat16")))
-    return markdown(("forward, bfloat16", *COUNTS), rows)
+    rows = {"flash2": row("with query tiles of {} rows, as in flash2", tiles["flash2"], "-"),
+            "mma": row("mma, query tiles of {} rows", tiles["mma"], tflops(mma["rows"], "mma", direction="forward")),
+            "hopper": row("hopper, query tiles of {} rows", tiles["hopper"],
+                          tflops(forward["speed"]["rows"], "hopper", dtype="bfloat16"))}
+    return markdown(("forward, bfloat16", *COUNTS), [rows[name] for name in names])
 
 
 def rungs_backward(ladder):
@@ -60,30 +59,32 @@ def rungs_backward(ladder):
         for name, count in counts.items()])
 
 
-def ceiling(ladder, forward):
+def ceiling(mma, forward):
     """How far the last rungs are from what the machine does without softmax, and from others' kernels."""
     part, peer = forward["matmul"], "torch efficient"
     product = [(row["d"], f"{row['hopper TFLOP/s']:.0f}", f"{row['matmul TFLOP/s']:.0f}", f"{row['share']:.1%}")
                for row in part["rows"]]
     peers = []
-    for row in ladder["rows"]:
-        if row["mask"] == "full":
-            ours, theirs = row["flash2 TFLOP/s"], row[f"{peer} TFLOP/s"]
-            peers.append((row["direction"], row["d"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.0%}"))
+    for row in mma["rows"]:
+        if (row["mask"], row["n"]) == ("full", N):
+            ours, theirs = row["mma TFLOP/s"], row[f"{peer} TFLOP/s"]
+            peers.append((row["direction"], row["d"], f"{ours:.1f}", f"{theirs:.1f}", f"{ours / theirs:.2f}"))
     others = other_products(part)
     spread = paragraph(
         f"The product runs at {product[0][2]} TFLOP/s in this run, {others} in others, as the clock varies: only",
-        "figures of the same run are a share of it.") + "\n" if others else ""
+        "figures of the same run are a share of it. In this run, by turns with the product, attention is slower than",
+        "in the table above.") + "\n" if others else ""
     return (markdown((f"bfloat16, n {part['rows'][0]['n']}, d", "hopper TFLOP/s",
                       f"product of {part['size']} x {part['size']}", "share"), product) + "\n\n" + spread
-            + markdown((f"float32, n {N}", "d", "flash2 TFLOP/s", "PyTorch", "share"), peers))
+            + markdown((f"float32, n {N}", "d", "mma TFLOP/s", "PyTorch", "ratio"), peers))
 
 
 def syllabus():
     """The figures of the course, by name."""
-    ladder, memory, forward = read("ladder")["float32"], read("memory")["float32"], read("forward")
+    ladder, memory, forward, mma = read("ladder")["float32"], read("memory")["float32"], read("forward"), read("mma")
     return {"circumstances": circumstances(ladder, forward), "standard": rungs_float32(ladder, memory, "standard"),
             "flash1": rungs_float32(ladder, memory, "standard", "flash1"),
             "flash2": rungs_float32(ladder, memory, "flash1", "flash2"),
-            "hopper": rungs_16_bit(forward, read("mma").get("bfloat16")),
-            "backward": rungs_backward(ladder), "ceiling": ceiling(ladder, forward)}
+            "mma": rungs_16_bit(forward, mma["bfloat16"], "flash2", "mma"),
+            "hopper": rungs_16_bit(forward, mma["bfloat16"], "mma", "hopper"),
+            "backward": rungs_backward(ladder), "ceiling": ceiling(mma["float32"], forward)}

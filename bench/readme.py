@@ -8,19 +8,10 @@ from textwrap import shorten
 
 from . import charts
 from .course import syllabus
-from .words import (RESULTS, ROOT, cell, cudnn, markdown, names, other_products, paragraph, read, span, torch, where)
+from .words import (RESULTS, ROOT, cell, cudnn, label, markdown, names, other_products, paragraph, read, span, torch,
+                    where)
 
 BEGIN, END = "<!-- figures: python -m bench readme -->", "<!-- end of figures -->"
-LABELS = {"numba_flash": "numba_flash", "torch": "PyTorch", "numpy": "NumPy", "torch efficient": "PyTorch efficient",
-          "torch flash": "PyTorch flash", "torch math": "PyTorch math", "torch default": "PyTorch's choice",
-          "mma tf32": "mma, tf32", "cudnn": "cuDNN", "flex": "FlexAttention", "jax xla": "JAX",
-          "jax cudnn": "JAX's cuDNN"}
-
-
-def label(name):
-    """What the README calls a rival; engines by their names."""
-    plain = name.removesuffix(" deterministic")
-    return LABELS.get(plain, plain) + name[len(plain):]
 
 
 def missing(part):
@@ -115,14 +106,15 @@ def mma(part, dtype):
     lines = [f"TFLOP/s of `mma` in {dtype} on one {where(part)}, and in parentheses how many times as fast it is as",
              f"{label(peer)} ({torch(part)}); 2048 / d heads, 16384 / n batches. Geometric mean: {', '.join(means)}."]
     if ratios("mma deterministic"):
-        lines += ["Gradients with the same bits in every run take",
+        lines += ["With `deterministic=True`, the same bits in every run, gradients take",
                   f"{span(ratios('mma deterministic'), 2)} times as long."]
     if ratios("standard"):
         lines.append(f"`standard` takes {span(ratios('standard'), 1)} times as long.")
     if ratios("mma tf32"):
         lines.append(f"`precision=\"tf32\"` is {span([1 / x for x in ratios('mma tf32')], 1)} times as fast.")
     if dtype in part["ceiling"]:
-        lines.append(f"A product of two matrices runs at {part['ceiling'][dtype]:.0f}.")
+        lines.append(f"cuBLAS's product of two matrices runs at {part['ceiling'][dtype]:.0f}"
+                     + (", without tensor cores." if dtype == "float32" else "."))
     return paragraph(*lines) + "\n" + by_length(rows, "mma", peer, "direction", "d", "mask")
 
 
@@ -134,8 +126,13 @@ def memory(part, name):
         rows.append((label(rival), direction, *(cell(row, f"{measured} MiB", 1) for row in part["rows"])))
     header = "", "", *(f"n {row['n']}" for row in part["rows"])
     both = " (both: one pass after the other)" if any(direction == "both" for _, direction, *_ in rows) else ""
+    chunks = ("`memory-efficient`, in the benchmarks only, has `standard` compute Rabe and Staats' chunks of 2048 "
+              "queries and keys." if any(rival == "memory-efficient" for rival, *_ in rows) else "")
+    gaps = [f"{label(rival)} at n {row['n']} ({row[f'{rival} not measured']})" for row in part["rows"]
+            for rival in names([row], "not measured") if any(rival == other for other, *_ in rows)]
+    chunks += f" Not measured: {', '.join(gaps)}." if gaps else ""
     return with_table([f"MiB beyond inputs and outputs, {part['heads']} heads of d {part['d']}, {name}, on",
-                       f"{where(part)}{both}{without_mma(part, name, 'MiB')}:"], header, rows, part)
+                       f"{where(part)}{both}{without_mma(part, name, 'MiB')}. {chunks}"], header, rows, part)
 
 
 def host(part, dtype):
@@ -187,9 +184,9 @@ def speed(part):
     """The usual shapes, forward or backward."""
     means = ", ".join(f"{mean:.2f} in {dtype}" for dtype, mean in part.get("geometric mean", {}).items())
     return paragraph(
-        f"TFLOP/s on one {where(part)}, and in parentheses the share of {cudnn(part)} in the same run; 2048 / d heads,",
-        "rounded down, and 16384 / n batches.",
-        f"Geometric mean of the shares over d 64, 128 and 256: {means}." if means else ""
+        f"TFLOP/s on one {where(part)}, and in parentheses how many times as fast it is as {cudnn(part)} in the same",
+        "run; 2048 / d heads, rounded down, and 16384 / n batches.",
+        f"Geometric mean over d 64, 128 and 256: {means}." if means else ""
     ) + "\n" + beside_cudnn(sorted(part["rows"], key=lambda row: (row["dtype"], row["d"])), "dtype", "d", "mask")
 
 
@@ -220,7 +217,7 @@ def matmul(part):
         f"A bfloat16 product of two {part['size']} x {part['size']} matrices runs at {one['matmul TFLOP/s']:.0f}",
         f"TFLOP/s{spread} attention at n {one['n']}, {one['mask']}, at",
         " and ".join(f"{row['share']:.0%} of that for d {row['d']}" for row in part["rows"]),
-        f"(in turns with it, in a run of its own, {part['date']}).")
+        f"(in turns with it, in a run of its own, {part['date']}, in which both are slower than in others).")
 
 
 def error(part):
@@ -249,20 +246,21 @@ def traffic(part, dtype):
     columns = "predicted GB read", "predicted GB written", "GB read", "GB written", "GB read from L2", \
         "GB written to L2"
     rows = [(row["direction"], row["engine"], *(cell(row, name, 1) for name in columns),
-             cell(row, "counted / predicted", 2)) for row in part["rows"]]
+             cell(row, "counted / predicted", 2)) for row in part["rows"] if "not measured" not in row]
     sizes = part["sizes"]
     return paragraph(
         f"{dtype} on one {where(part)}, batch {sizes['batch']}, {sizes['heads']} heads, n {sizes['n']},",
-        f"d {sizes['d']}, counted by ncu; the last column is of HBM, and L2 keeps most of what is asked for again:"
+        f"d {sizes['d']}, counted by ncu. The last column is what HBM saw, read and written, to what was predicted: L2",
+        "keeps the K and V of the heads at work, which `flash2`, `mma` and `hopper` ask for again and again."
     ) + "\n" + markdown(("", "engine", *columns, "counted / predicted"), rows) + "\n"
 
 
 def train(part, place):
     """Tokens/s of the demo."""
-    settings = ", ".join(f"{name} {value}" for name, value in part["settings"].items())
+    settings = " ".join(f"--{name} {value}" for name, value in part["settings"].items())
     rows = [(row["engine"], row["attention in"], cell(row, "tokens/s", 0), cell(row, "of the first", 2))
             for row in part["rows"]]
-    return paragraph(f"Tokens/s of `python -m numba_flash demo` on {where(part)}, {settings}:") + "\n" + markdown(
+    return paragraph(f"Tokens/s of `python -m numba_flash demo {settings}` on {where(part)}:") + "\n" + markdown(
         ("engine", "attention in", "tokens/s", "of the first"), rows) + "\n"
 
 

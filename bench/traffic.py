@@ -85,7 +85,8 @@ def predicted(engine, direction="forward", itemsize=4):
             return traffic.memory_efficient_attention_traffic(**sizes, block_m=CHUNK, block_n=CHUNK, itemsize=4)
         if engine == "flash1":
             block_m, block_n = tile_rows("flash1_forward")
-            return traffic.flash_attention_1_traffic(**sizes, block_m=block_m, block_n=block_n, itemsize=itemsize)
+            return traffic.flash_attention_1_traffic(**sizes, block_m=block_m, block_n=block_n, itemsize=itemsize,
+                                                     o_itemsize=4)
         block_m = query_rows().get(engine)
         return block_m and traffic.flash_attention_2_traffic(**sizes, block_m=block_m, block_n=1, itemsize=itemsize)
     if engine == "memory-efficient":

@@ -6,6 +6,10 @@ from textwrap import fill
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path("bench", "results")
+LABELS = {"numba_flash": "numba_flash", "torch": "PyTorch", "numpy": "NumPy", "torch efficient": "PyTorch efficient",
+          "torch flash": "PyTorch flash", "torch math": "PyTorch math", "torch default": "PyTorch's choice",
+          "mma tf32": "mma, tf32", "cudnn": "cuDNN", "flex": "FlexAttention", "jax xla": "JAX",
+          "jax cudnn": "JAX's cuDNN"}
 
 
 def read(name):
@@ -28,6 +32,12 @@ def names(rows, unit):
     """Whose figures of a unit the rows have, in order."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return [key.removesuffix(f" {unit}") for key in keys if key.endswith(f" {unit}")]
+
+
+def label(name):
+    """What tables and charts call a rival; engines by their names."""
+    plain = name.removesuffix(" deterministic")
+    return LABELS.get(plain, plain) + name[len(plain):]
 
 
 def paragraph(*sentences):

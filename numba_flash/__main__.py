@@ -33,6 +33,7 @@ def main(arguments=None):
     for setting in fields(Settings):
         demo.add_argument(f"--{setting.name.replace('_', '-')}", default=setting.default,
                           type=type(setting.default) if setting.default is not None else str,
+                          metavar="FILE" if setting.name == "text" else None,
                           help=setting.metadata["help"])
     demo.add_argument("--plot", metavar="FILE.png", help="draw the loss curve (needs matplotlib)")
     lesson = commands.add_parser("lesson", help="learn to write these kernels: exercises, checked without a GPU")

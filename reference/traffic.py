@@ -150,7 +150,7 @@ def memory_efficient_attention_traffic(n_q, n_k, d, d_v=None, *, block_m, block_
                    written=2 * x.s + parts + x.o + x.stat)
 
 
-def flash_attention_1_traffic(n_q, n_k, d, d_v=None, *, block_m, block_n, itemsize=2):
+def flash_attention_1_traffic(n_q, n_k, d, d_v=None, *, block_m, block_n, itemsize=2, o_itemsize=None):
     """Bytes moved by `flash_attention_1`: Theta(N^2 d^2 / M), Theorem 2 of arXiv 2205.14135.
 
     K and V are read once.  For each of the T_c = n_k / block_n tiles of them, all of q, o, m and l
@@ -166,6 +166,8 @@ def flash_attention_1_traffic(n_q, n_k, d, d_v=None, *, block_m, block_n, itemsi
     ----------
     n_q, n_k, d, d_v, block_m, block_n, itemsize : int
         See the module; `tile_sizes` gives the blocks of the paper.
+    o_itemsize : int, optional
+        Of o while it is corrected, if that is not `itemsize`.
 
     Returns
     -------
@@ -182,7 +184,8 @@ def flash_attention_1_traffic(n_q, n_k, d, d_v=None, *, block_m, block_n, itemsi
     Traffic(read=1884160, written=974848)
     """
     x = _Bytes(n_q, n_k, d, d_v, itemsize, block_m, block_n)
-    state = x.o + 2 * x.stat
+    o = x.o if o_itemsize is None else _Bytes(n_q, n_k, d, d_v, o_itemsize).o
+    state = o + 2 * x.stat
     return Traffic(read=x.k + x.v + x.k_tiles * (x.q + state), written=(x.k_tiles + 1) * state)
 
 

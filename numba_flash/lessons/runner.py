@@ -87,16 +87,15 @@ def simulate(path, kernels, launches, given, outputs):
     return memory
 
 
-def require_gpu():
-    """Raise a fault if Numba finds no GPU."""
+def why_no_gpu():
+    """Why nothing can be checked on a GPU here, in words; None if it can."""
     from numba import cuda
 
     try:
         found, why = cuda.is_available(), ""
     except Exception as error:              # a broken driver or toolkit raises anything
         found, why = False, f" ({error})"
-    if not found:
-        raise Fault(f"Numba finds no GPU here{why}. Without --gpu the file is checked in its simulator.")
+    return None if found else f"Numba finds no GPU here{why}. Without --gpu the file is checked in its simulator."
 
 
 def run_on_gpu(path, kernels, launches, given, outputs):
@@ -177,9 +176,10 @@ def check(number, path, simulated=True, say=print):
     """
     lesson, counts, path = load(number), None, str(path)
     say(f"lesson {number}, {title(number)}: {path}{'' if simulated else ', on a GPU'}")
+    if not simulated and (reason := why_no_gpu()):
+        say(f"\n{reason}")
+        return False
     try:
-        if not simulated:
-            require_gpu()
         kernels = load_kernels(path, sorted({step.kernel for step in lesson.launches(**lesson.CASES[0])}))
         for sizes in lesson.CASES:
             try:

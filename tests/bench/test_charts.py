@@ -30,7 +30,7 @@ SAMPLES = {
                  "decode": {"rows": [{"batch": 1, "heads": 2, "kv_heads": 1, "n": 8, "auto GB/s": 5.0}]},
                  "cpu": {"rows": [{"direction": "forward", "shape": "1, 1", "auto us": 7.0}]}},
                 [("decoding", {"auto": (["1, 2, 1, 8"], [5])}),
-                 ("CPU's time, cpu", {"auto": (["forward 1, 1"], [7])})]),
+                 ("a small call on a CPU", {"auto": (["forward 1, 1"], [7])})]),
     "train": ({"gpu": {"settings": {"context": 8}, "rows": [
         {"engine": "cpu", "attention in": "float32", "tokens/s": 9.0}, {"engine": "hopper", "not measured": "x"}]}},
               [("training, gpu, context 8", {"attention in float32": (["cpu"], [9])})]),

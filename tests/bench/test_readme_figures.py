@@ -127,10 +127,10 @@ def test_a_peer_that_was_not_there_leaves_dashes():
 def test_the_course_shows_mma_once_it_was_measured():
     forward = {"speed": {"rows": [{"dtype": "bfloat16", "n": N, "d": D, "mask": "full", "hopper TFLOP/s": 500.0}]}}
     row = {"direction": "forward", "n": N, "d": D, "mask": "full"}
-    assert "mma" not in rungs_16_bit(forward, None)
     assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | 222.0 |" in rungs_16_bit(
-        forward, {"rows": [{**row, "mma TFLOP/s": 222.0}]})
-    assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | - |" in rungs_16_bit(forward, {"rows": [row]})
+        forward, {"rows": [{**row, "mma TFLOP/s": 222.0}]}, "flash2", "mma")
+    assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | - |" in rungs_16_bit(forward, {"rows": [row]}, "mma")
+    assert "mma" not in rungs_16_bit(forward, {"rows": [row]}, "flash2", "hopper")
 
 
 def test_mma_is_shown_by_length_beside_one_peer():
@@ -144,7 +144,8 @@ def test_mma_is_shown_by_length_beside_one_peer():
             row("backward", 1024, 100.4)]
     text = " ".join(readme.mma({**WHERE, "rows": rows, "ceiling": {"bfloat16": 700.0}}, "bfloat16").split())
     assert "| forward | 64 | full | 300 (2.00) | 400 (0.50) | | backward | 64 | full | 100 (-) | 200 (1.50) |" in text
-    assert "Geometric mean: 1.00 forward, 1.50 backward. Gradients with the same bits in every run take 1.20" in text
+    assert "Geometric mean: 1.00 forward, 1.50 backward. With `deterministic=True`, the same bits in every run" in text
+    assert "gradients take 1.20 times as long" in text
     assert "is 2.0 to 2.5 times as fast" in text and "`standard`" not in text and "runs at 700" in text
 
 
