@@ -73,7 +73,7 @@ def ceiling(mma, forward):
     spread = paragraph(
         f"The product runs at {product[0][2]} TFLOP/s in this run, {others} in others, as the clock varies: only",
         "figures of the same run are a share of it. In this run, by turns with the product, attention is slower than",
-        "in the table above.") + "\n" if others else ""
+        "in the README's tables.") + "\n" if others else ""
     return (markdown((f"bfloat16, n {part['rows'][0]['n']}, d", "hopper TFLOP/s",
                       f"product of {part['size']} x {part['size']}", "share"), product) + "\n\n" + spread
             + markdown((f"float32, n {N}", "d", "mma TFLOP/s", "PyTorch", "ratio"), peers))
@@ -85,6 +85,6 @@ def syllabus():
     return {"circumstances": circumstances(ladder, forward), "standard": rungs_float32(ladder, memory, "standard"),
             "flash1": rungs_float32(ladder, memory, "standard", "flash1"),
             "flash2": rungs_float32(ladder, memory, "flash1", "flash2"),
-            "mma": rungs_16_bit(forward, mma["bfloat16"], "flash2", "mma"),
+            "mma": rungs_16_bit(forward, mma["bfloat16"], "mma"),
             "hopper": rungs_16_bit(forward, mma["bfloat16"], "mma", "hopper"),
             "backward": rungs_backward(ladder), "ceiling": ceiling(mma["float32"], forward)}
