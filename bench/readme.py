@@ -126,13 +126,13 @@ def memory(part, name):
         rows.append((label(rival), direction, *(cell(row, f"{measured} MiB", 1) for row in part["rows"])))
     header = "", "", *(f"n {row['n']}" for row in part["rows"])
     both = " (both: one pass after the other)" if any(direction == "both" for _, direction, *_ in rows) else ""
-    chunks = ("`memory-efficient`, in the benchmarks only, has `standard` compute Rabe and Staats' chunks of 2048 "
-              "queries and keys." if any(rival == "memory-efficient" for rival, *_ in rows) else "")
+    notes = ("`memory-efficient`, in the benchmarks only, has `standard` compute Rabe and Staats' chunks of 2048 "
+             "queries and keys." if any(rival == "memory-efficient" for rival, *_ in rows) else "")
     gaps = [f"{label(rival)} at n {row['n']} ({row[f'{rival} not measured']})" for row in part["rows"]
-            for rival in names([row], "not measured") if any(rival == other for other, *_ in rows)]
-    chunks += f" Not measured: {', '.join(gaps)}." if gaps else ""
+            for rival in names([row], "not measured") if any(label(rival) == other for other, *_ in rows)]
+    notes += f" Not measured: {', '.join(gaps)}." if gaps else ""
     return with_table([f"MiB beyond inputs and outputs, {part['heads']} heads of d {part['d']}, {name}, on",
-                       f"{where(part)}{both}{without_mma(part, name, 'MiB')}. {chunks}"], header, rows, part)
+                       f"{where(part)}{both}{without_mma(part, name, 'MiB')}. {notes}"], header, rows, part)
 
 
 def host(part, dtype):

@@ -29,12 +29,11 @@ from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, thread_number, uniform
 from ..ptx.assembly import int32, uint32, uint64
 from ..ptx.barriers import barrier_arrive, barrier_sync
-from ..ptx.copies import (BOX_ROW, UNIT, Operand, commit_rows, copied_by, copy_unit, element_address, make_copy_rows,
-                          make_swizzled, shared_memory, unit_address, wait_rows)
+from ..ptx.copies import (BOX_ROW, UNIT, Operand, commit_rows, copied_by, copy_unit, make_copy_rows, make_swizzled,
+                          shared_memory, unit_address, wait_rows)
 from ..ptx.exchange import make_add_fragment, make_load_words, make_store_words
-from ..ptx.formats import make_pack, make_store_box, make_store_rows, make_unpack, word_type
-from ..ptx.fragments import (columnwise, first_column, first_row, make_filled, make_load_fragment, make_part,
-                             make_rows_down)
+from ..ptx.formats import make_pack, make_store_box, make_store_parts, make_unpack, word_type
+from ..ptx.fragments import columnwise, first_column, first_row, make_filled, make_load_fragment, make_rows_down
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients
@@ -82,10 +81,9 @@ def make_backward(tile, spec, adds_dq, by_four):
     keys_in_registers = tile.keys_in_registers
     multiply_dsk = make_warp_product(1, at_once, block_n, spec.factors, keys_down, keys_down, accumulate=False)
     pack, unpack, word = make_pack(spec.dtype), make_unpack(spec.dtype), word_type(spec.dtype)
-    store_rows, store_words = make_store_rows(spec.dtype), make_store_words(own_ds, all_ds)
+    store_parts, store_words = make_store_parts(parts, spec.dtype), make_store_words(own_ds, all_ds)
     load_words = make_load_words(parts * block_m * item * 4 // word.bitwidth, word, own_ds, all_ds)
     store_box, swizzled = make_store_box(parts, spec.dtype, block_n), make_swizzled(item)
-    part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
     down, add_fragment = make_rows_down(parts), make_add_fragment(WARP, by_four)
     score_tile = gradients.make_transposed_score_tile(spec, block_m, parts, lane_number)
     damped, its_slope = gradients.make_damped(alibi), make_slope(spec)
@@ -153,17 +151,6 @@ def make_backward(tile, spec, adds_dq, by_four):
                 k, target = k + own_bytes // pieces, target + uint64(at_once * PART * number_bytes)
 
     @device
-    def store_keys(packed, array, b, h, row, column):
-        """Write a warp's rows of dK or dV."""
-        n_k, columns, skipped = int32(array.shape[2]), int32(array.shape[3] - column), uint64(column * item)
-        store_rows(part_0(packed), element_address(array, b, h, row) + skipped, array.strides[2], int32(n_k - row),
-                   columns)
-        if parts == 2:
-            row = int32(row + PART)
-            store_rows(part_1(packed), element_address(array, b, h, row) + skipped, array.strides[2], int32(n_k - row),
-                       columns)
-
-    @device
     def following(i, h, i_first, i_stop):
         """The next step's first query, and head."""
         i = int32(i + block_m)
@@ -199,13 +186,14 @@ def make_backward(tile, spec, adds_dq, by_four):
                 s = dp = multiply_first(own, q if role == 0 else do)
                 if role == 0:
                     # mask, P^T = exp(S^T - lse)
-                    s = score_tile(s, i, j, its_slope(slopes, b, h, scale), scale, cap, band, all_first, all_stop)
+                    slope = its_slope(slopes, b, h, scale)
+                    s = score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop)
                     p = probability(s, factor, numbers)
                     packed = pack(p)
                     if softcap:
                         lane = lane_number()
                         its_first = int32(j + first_row(lane) - band[1] - i - first_column(lane))
-                        p = damped(p, real(0), s, down(real(its_first)), its_slope(slopes, b, h, scale), cap)
+                        p = damped(p, real(0), s, down(real(its_first)), slope, cap)
                         store_words(pack(p), own_slot)
                     else:
                         store_words(packed, own_slot)
@@ -232,9 +220,9 @@ def make_backward(tile, spec, adds_dq, by_four):
             wait_rows()                 # a block must not end while its copies run
             row, column = int32(j + first_row(lane_number())), int32(side * (columns // sides))
             if role == 0:
-                store_keys(pack(total), dv_array, b, kv_h, row, column)
+                store_parts(pack(total), dv_array, b, kv_h, row, column)
             else:
-                store_keys(pack(scaled(total, scale)), dk_array, b, kv_h, row, column)
+                store_parts(pack(scaled(total, scale)), dk_array, b, kv_h, row, column)
 
         return walk
 

@@ -16,11 +16,10 @@ from functools import lru_cache
 from ...scores import seen_keys, shared_keys
 from ..compile import cuda, device
 from ..ptx.arithmetic import lane_number, uniform
-from ..ptx.assembly import int32, uint64
-from ..ptx.copies import (BOX_ROW, Operand, commit_rows, copied_by, element_address, make_copy_rows, shared_memory,
-                          wait_rows)
-from ..ptx.formats import make_pack, make_store_rows
-from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down
+from ..ptx.assembly import int32
+from ..ptx.copies import BOX_ROW, Operand, commit_rows, copied_by, make_copy_rows, shared_memory, wait_rows
+from ..ptx.formats import make_pack, make_store_parts
+from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_rows_down
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients
@@ -28,7 +27,7 @@ from ..tensor_cores.schedule import divide, tile_place
 from ..tensor_cores.softmax import plus, probability, scaled
 from ..tensor_cores.spec import WARP
 from ..tensor_cores.steps import make_score_tile, make_slope
-from .config import PART, DqLayout
+from .config import DqLayout
 
 seen_keys, shared_keys = device(seen_keys), device(shared_keys)
 first_row, first_column = device(first_row), device(first_column)
@@ -48,7 +47,7 @@ def make_dq(tile, spec):
     parts, warp_rows = tile.parts, tile.warp_rows
     d, d_v, alibi, softcap, real = spec.d, spec.d_v, spec.alibi, spec.softcap, real_type(spec.dtype)
     has_rest = alibi or softcap
-    sides, columns, item = spec.sides, d // spec.sides, spec.item
+    sides, columns = spec.sides, d // spec.sides
     side_bytes = columns // spec.box * block_n * BOX_ROW        # of K, whose columns a side has
     _, _, k_bytes, v_bytes = layout.sizes
     q_tile, do_tile, k_tiles, v_tiles, _ = layout.offsets
@@ -61,8 +60,7 @@ def make_dq(tile, spec):
     multiply_dsk = make_warp_product(parts, columns, block_n, spec.factors, None, Operand(block_n, depth_down=True),
                                      accumulate=True)
     zero_dq, down = make_filled(parts * columns, 0.0, real), make_rows_down(parts)
-    part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
-    pack, store_rows = make_pack(spec.dtype), make_store_rows(spec.dtype)
+    pack, store_parts = make_pack(spec.dtype), make_store_parts(parts, spec.dtype)
     score_tile = make_score_tile(spec, block_n, warp_rows, parts, lane_number)
     damped, its_slope = gradients.make_damped(alibi), make_slope(spec)
 
@@ -93,12 +91,6 @@ def make_dq(tile, spec):
         return first + (number_of(query_numbers, b, h, min(int32(row + 16), last), column),
                         number_of(query_numbers, b, h, min(int32(row + 24), last), column))
 
-    @device
-    def store_dq(packed, array, b, h, row, column):
-        """Write rows of dQ."""
-        store_rows(packed, element_address(array, b, h, row) + uint64(column * item), array.strides[2],
-                   int32(array.shape[2] - row), int32(array.shape[3] - column))
-
     def mma_dq(q_array, k_array, v_array, do_array, query_numbers, dq_array, slopes, group, together, scale, factor,
                cap, offset, left, right):
         n_q, n_k, heads = int32(q_array.shape[2]), int32(k_array.shape[2]), int32(q_array.shape[1])
@@ -109,7 +101,7 @@ def make_dq(tile, spec):
         b, h = divide(bh, heads)
         kv_h, _ = divide(h, int32(group))
         shared, thread, lane = shared_memory(), int32(cuda.threadIdx.x), lane_number()
-        own = uniform(thread // WARP) * warp_rows                    # the warp's first row in the tile
+        own = uniform(thread // WARP) * warp_rows               # the warp's first row in the tile
         i = int32(i_first + own)
         row = int32(i + first_row(lane))
 
@@ -164,10 +156,7 @@ def make_dq(tile, spec):
             j += int32(block_n)
 
         wait_rows()                 # a block must not end while its copies run
-        column, packed = int32(side * columns), pack(scaled(dq, scale))
-        store_dq(part_0(packed), dq_array, b, h, row, column)
-        if parts == 2:
-            store_dq(part_1(packed), dq_array, b, h, int32(row + PART), column)
+        store_parts(pack(scaled(dq, scale)), dq_array, b, h, row, int32(side * columns))
 
     signature = ((array_type(spec.dtype, 4),) * 4 + (real_array(spec.dtype, 4),)
                  + (array_type(spec.dtype, 4), real_array(spec.dtype, 2) if alibi else none, *[int64] * 2,

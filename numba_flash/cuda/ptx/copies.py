@@ -23,8 +23,7 @@ from numba.cuda.extending import intrinsic, models, register_model
 from numba.cuda.typing import signature as numba_signature
 
 from ..compile import device
-from .assembly import (emit, float32, float64, instruction, int32, int64, pack, registers, uint32, uint64, unpack,
-                       with_arity)
+from .assembly import emit, float64, instruction, int32, int64, pack, registers, uint32, uint64, unpack, with_arity
 
 BOX_ROW, BOX_COLUMNS = 128, 64  # bytes, and numbers of 16 bits
 UNIT = 16                       # bytes that a thread copies at once
@@ -280,11 +279,6 @@ swizzled = make_swizzled()
 
 @instruction("st.shared.b32 [$0], $1;", None, uint32, int32)
 def store_shared(address, value):
-    """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
-
-
-@instruction("st.shared.f32 [$0], $1;", None, uint32, float32, in_float64="st.shared.f64 [$0], $1;")
-def store_shared_float(address, value):
     """Write a number to shared memory. ISA: "Data Movement and Conversion Instructions: st"."""
 
 

@@ -11,10 +11,13 @@ from numba.cuda import types
 from numba.cuda.typing import signature as numba_signature
 
 from ...problem import FLOAT32, FLOAT64
+from ..compile import device
 from .assembly import (CONSTRAINTS, LLVM_TYPES, emit, float32, float64, int32, int64, pack, registers, uint32, uint64,
                        unpack, with_arity)
-from .copies import BOX_ROW, load_global_doubles, load_global_words
-from .fragments import make_pack16, make_store_packed, make_unpack16, store_rows
+from .copies import BOX_ROW, element_address, load_global_doubles, load_global_words
+from .fragments import make_pack16, make_part, make_store_packed, make_unpack16, store_rows
+
+PART = 16       # rows of one part of a fragment
 
 
 def _make_same_bits(of, to):
@@ -83,6 +86,29 @@ _store_number_rows = with_arity(_store_numbers, ("packed", "address", "row_bytes
 def make_store_rows(dtype):
     """Build ``store_rows(packed, address, row_bytes, rows, columns)``: see `fragments.store_rows`."""
     return _store_number_rows if dtype in _PACK else store_rows
+
+
+@lru_cache(maxsize=None)
+def make_store_parts(parts, dtype):
+    """Build ``store_parts(packed, array, b, h, row, column)``: write a fragment, from its first row and column on.
+
+    What lies outside of the array is not written.
+    """
+    store_rows, item = make_store_rows(dtype), dtype.itemsize
+    part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
+
+    @device
+    def store_part(packed, array, b, h, row, column):
+        store_rows(packed, element_address(array, b, h, row) + uint64(column * item), array.strides[2],
+                   int32(array.shape[2] - row), int32(array.shape[3] - column))
+
+    @device
+    def store_parts(packed, array, b, h, row, column):
+        store_part(part_0(packed), array, b, h, row, column)
+        if parts == 2:
+            store_part(part_1(packed), array, b, h, int32(row + PART), column)
+
+    return store_parts
 
 
 @lru_cache(maxsize=None)

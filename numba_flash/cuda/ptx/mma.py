@@ -293,7 +293,7 @@ def make_warp_product(parts, columns, depth, factors, a_operand, b_operand, accu
     def advance(name, operand):
         """PTX that moves addresses on to the next steps of a rolled loop: to the next box, or down the rows."""
         rows = BOX_STEPS * step if operand.depth_down else operand.rows
-        return [f"add.u32 {name}{n}, {name}{n}, {rows * BOX_ROW};" for n in range(8 if by_numbers(operand) else 4)]
+        return [f"add.u32 {name}{n}, {name}{n}, {rows * BOX_ROW};" for n in range(len(addresses(name, name, operand)))]
 
     def lane_address(builder, address, operand, of_a):
         if by_numbers(operand):

@@ -7,7 +7,7 @@ from ..compile import cuda, device
 from ..ptx.assembly import int32, uint64
 from ..ptx.copies import element_address
 from ..ptx.exchange import make_load_sums
-from ..ptx.formats import make_load_piece, make_pack, make_store_rows, make_unpack
+from ..ptx.formats import make_load_piece, make_pack, make_store_parts, make_unpack
 from ..ptx.fragments import elementwise, first_row, rowwise, sum_of_elements
 from ..signatures import array_type, none, real_array, real_type
 from .schedule import divide
@@ -97,7 +97,7 @@ def make_round(parts, dtype):
     threads, rows, columns, across = parts.threads, parts.rows, parts.columns, parts.across
     real = real_type(dtype)
     load_sums, pack = make_load_sums(columns, threads, parts.by_four, real), make_pack(dtype)
-    store_rows, item = make_store_rows(dtype), dtype.itemsize
+    store_parts = make_store_parts(1, dtype)
 
     def round_kernel(sums, array, scale):
         group, thread = divide(cuda.threadIdx.x, threads)
@@ -108,7 +108,6 @@ def make_round(parts, dtype):
         down, side = divide(part, across)
         row, column = int32(down * rows + first_row(thread)), int32(side * columns)
         x = load_sums(element_address(sums, b, h, part), thread)
-        store_rows(pack(scaled(x, scale)), element_address(array, b, h, row) + uint64(column * item), array.strides[2],
-                   int32(array.shape[2] - row), int32(array.shape[3] - column))
+        store_parts(pack(scaled(x, scale)), array, b, h, row, column)
 
     return round_kernel, (real_array(dtype, 4), array_type(dtype, 4), real)

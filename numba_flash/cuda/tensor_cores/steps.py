@@ -9,16 +9,13 @@ from math import inf
 
 from ..compile import device
 from ..ptx.arithmetic import fma, quotient, reciprocal
-from ..ptx.assembly import int32, int64, uint64
-from ..ptx.copies import element_address
-from ..ptx.formats import make_pack, make_store_rows
+from ..ptx.assembly import int32, int64
+from ..ptx.formats import PART, make_pack, make_store_parts
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
 from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, make_squash,
                       make_visible, normalised, plus, probability, product, scaled, squash_four, top, total, weight_of)
 from .spec import LOG2_E
-
-PART = 16       # rows of one part of a fragment
 
 first_row, first_column, plus_rows = device(first_row), device(first_column), rowwise(plus)
 
@@ -158,7 +155,7 @@ def make_online_softmax(spec):
 @lru_cache(maxsize=None)
 def make_store(dtype, parts, thread):
     """Build ``store(o, m, l, factor, sink, o_array, lse, b, h, i, column)``, for groups as in `make_score_tile`."""
-    pack, store_rows, item = make_pack(dtype), make_store_rows(dtype), dtype.itemsize
+    pack, store_rows = make_pack(dtype), make_store_parts(1, dtype)
     part_0, part_1 = make_part(parts, 0), make_part(parts, parts - 1)
 
     @device
@@ -169,8 +166,7 @@ def make_store(dtype, parts, thread):
                 lse[b, h, row] = row_lse[0]
             if row + 8 < n_q:
                 lse[b, h, row + 8] = row_lse[1]
-        store_rows(packed, element_address(o_array, b, h, row) + uint64(column * item), o_array.strides[2],
-                   int32(n_q - row), int32(o_array.shape[3] - column))
+        store_rows(packed, o_array, b, h, row, column)
 
     @device
     def store(o, m, l, factor, sink, o_array, lse, b, h, i, column):
