@@ -24,14 +24,16 @@ columns 2c and 2c + 1, and should hold c and c + 4. But a sum may be taken in an
 *called* c and c + 4, and of V the lane reads rows 2c and 2c + 1 where it should have read c and c + 4: each pair of
 factors meets as before, and nothing is exchanged.
 
-**float32, exactly.** x is split into hi, x rounded to TF32, and lo = x - hi, which is exact and has 12 bits, of which
-the tensor core takes 11; what is lost is at most one unit of x's last place, up as often as down, for hi is rounded and
-not cut off. Then A B = lo hi + hi lo + hi hi, without lo lo, which is at most 2^-22 of the rest, and of either sign. A
-tensor core cuts off what does not fit into its float32 sum, always towards zero: in a chain the losses add up, to some
-4e-6 of the result for a depth of 256, where float32 sums are right to 5e-7. So two steps of the depth are a chain of
-their own, of six instructions, the small products first, and are added to the accumulator by an ordinary addition,
-which rounds to the nearest. (Each step alone costs a tenth to a half more time.) Where both operands lie in shared
-memory the steps are a loop over boxes, or the kernels' instructions would not fit into the cache for them.
+**float32, exactly.** x is split into hi, x in TF32, and lo = x - hi, which is exact. Then A B = lo hi + hi lo + hi hi,
+without lo lo. A's hi is rounded: so its lo has 12 bits, of which the tensor core takes 11, and what is lost is at most
+one unit of x's last place, up as often as down. B's hi is cut off, which takes one instruction less, and B is taken
+apart most often; that was 3 % of the time. Of the 13 bits of its lo 11 are taken, too, and lost are three units at the
+most, one in the mean. lo lo is at most 2^-21 of the rest, and of either sign, as A's lo is. A tensor core cuts off what
+does not fit into its float32 sum, always towards zero: in a chain the losses add up, to some 4e-6 of the result for a
+depth of 256, where float32 sums are right to 5e-7. So two steps of the depth are a chain of their own, of six
+instructions, the small products first, and are added to the accumulator by an ordinary addition, which rounds to the
+nearest. (Each step alone costs a tenth to a half more time.) Where both operands lie in shared memory the steps are a
+loop over boxes, or the kernels' instructions would not fit into the cache for them.
 
 **float32, at TF32's precision** (``precision="tf32"``): hi hi alone, all in one chain. Rounding by one multiplication:
 hi = x (1 + 2^-11.5), of which the tensor core cuts the end off, adds between 0.7 and 1.4 halves of the unit that x is
@@ -199,7 +201,8 @@ class _OfFloat32:
 
     def prepare(self, side, names):
         hi, lo = ([f"{side}_{part}{n}" for n in range(len(names))] for part in ("hi", "lo"))
-        return [f"add.u32 {h}, {x}, {HALF_UNIT}; and.b32 {h}, {h}, {LEADING_BITS}; sub.f32 {l}, {x}, {h};"
+        half = HALF_UNIT if side == "a" else 0          # A's hi is rounded, and B's cut off
+        return [f"add.u32 {h}, {x}, {half}; and.b32 {h}, {h}, {LEADING_BITS}; sub.f32 {l}, {x}, {h};"
                 for h, l, x in zip(hi, lo, names)], list(zip(hi, lo))
 
     def multiply(self, pieces, begins):
