@@ -90,6 +90,12 @@ def problem(seed=0, batch=1, heads=2, kv_heads=None, n_q=5, n_k=None, d=8, d_v=N
         (batch, heads, n_q, d_v), (batch, heads, n_q, d), (batch, kv_heads, n_k, d), (batch, kv_heads, n_k, d_v)))
 
 
+def growing(k):
+    """Keys whose scores grow from one K/V tile to the next, first by a little and then by much."""
+    sizes = np.array([1, 1, 2, 2, 12])[np.minimum(np.arange(k.shape[2]) // 64, 4)]
+    return (k * sizes[:, None]).astype(k.dtype)
+
+
 # Those on tensor cores have tests of their own.
 TESTED_HERE = [name for name in engines.ON_GPU if name not in engines.ON_TENSOR_CORES]
 ENGINES = ([Engine(name, "numpy") for name in engines.ON_CPU]

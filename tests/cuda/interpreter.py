@@ -291,6 +291,10 @@ class Warp:
         if inside:
             self.write(inside, np.ones(32, bool), lanes)
 
+    def _vote(self, opcode, args, lanes):
+        assert lanes.all()
+        self.write(args[0], np.full(32, self.read(args[1], "pred").any()), lanes)
+
     def _redux(self, opcode, args, lanes):
         assert lanes.all()
         self.write(args[0], np.full(32, np.bitwise_or.reduce(self.read(args[1], "b32"))), lanes)

@@ -10,7 +10,7 @@ import interpreted
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import check_answer, problem
+from helpers import check_answer, growing, problem
 from interpreted import Run
 from interpreter_hopper import HopperBlock, TensorMap
 
@@ -141,6 +141,13 @@ def test_the_order_of_sums_repeats():
     assert answers[0][2].tobytes() == answers[1][2].tobytes()
 
 
+@pytest.mark.parametrize("d", [64, 256])
+def test_scores_that_grow(d):
+    do, q, k, v = problem(heads=1, n_q=100, n_k=300, d=d, dtype=BFLOAT16)
+    k = growing(k)
+    check_answer(both(do, q, k, v), do, q, k, v)
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.3])
 def test_hidden_keys_may_hold_nan(scale):
     """Keys, under a softcap, where scores share a reciprocal."""
@@ -168,6 +175,7 @@ FAULTS = {
             return load_q("""), ("""        if q_in_registers:
             mbarrier_arrive(shared + q_empty + 8 * place)
 """, "        pass\n")]),
+    "O isn't multiplied by alpha": ("forward", [("o = rescaled(o, alpha)", "pass")]),
     "nobody waits for V": ("forward", [("wait_for(shared + v_full + 8 * next_stage, next_phase)", "pass")]),
     "dS isn't seen by products": ("backward", [("fence_async()   ", "pass   ")]),
     "dS overwrites what the other consumer reads": ("backward", [("tile.ds_slots)", "2)")]),
@@ -195,7 +203,8 @@ def test_a_fault_is_seen(monkeypatch, fault):
         monkeypatch.setattr(config, "TILES", ((128, 0, config.Tile(128, q_in_registers=True)),))
     sizes = {"heads": 3, "n_q": 130, "n_k": 300, "d": 128} if name == "forward" else {
         "heads": 1, "n_q": 500, "n_k": 100, "d": 64}
-    inputs = problem(**sizes, dtype=BFLOAT16)
+    do, q, k, v = problem(**sizes, dtype=BFLOAT16)
+    inputs = do, q, growing(k), v
     call = Call(*inputs, early=0, processors=1)
     with pytest.raises(AssertionError):
         o, lse = call.forward()

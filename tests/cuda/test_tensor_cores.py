@@ -3,7 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import Engine, check_answer, normal, problem
+from helpers import Engine, check_answer, growing, normal, problem
 from reference.tolerance import judge
 
 import numba_flash as nf
@@ -67,8 +67,14 @@ def test_options(engine, options, n_q, n_k):
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (8191, 30)}, {"softcap": 2.0},
                                      {"alibi_slopes": np.float32([.01, -.02]), "causal": True}], ids=str)
 def test_many_keys(engine, options):
-    """`hopper` has another tile shape for them, with more columns than a mask's 32 bits."""
+    """`hopper` has another tile shape for them."""
     check(engine, *problem(n_q=200, n_k=8300, d=128, d_v=96, dtype=BFLOAT16), **options)
+
+
+@pytest.mark.parametrize("d", [64, 128, 192])
+def test_scores_that_grow(engine, d):
+    do, q, k, v = problem(n_q=200, n_k=450, d=d, dtype=BFLOAT16)
+    check(engine, do, q, growing(k), v)
 
 
 def test_heads_that_share_keys(engine):

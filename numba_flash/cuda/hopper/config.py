@@ -6,8 +6,9 @@ from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, SumParts, Spec, round_up
 
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
 BARRIER, NOTE = 8, 32   # bytes
+NUMBERS = 32            # in float32 in a row of a box
 TARGET = 9, 0, "a"      # wgmma and setmaxnreg are Hopper's own
-MANY = 8192             # keys, which repay a tile that takes longer to begin with
+MANY = 8192             # keys, which repay query tiles that are less even
 
 
 @dataclass(frozen=True)
@@ -73,19 +74,23 @@ class Tile:
 #     relative to plain attention at d 128: ALiBi by one multiply-add .81 -> .94; four of a softcap's scores share a
 #     reciprocal .52 -> .63; a bit for each column of a mask, window of 1024 at n 16384 .74 -> .76
 #     consumers hand work to the tensor cores in turn, TFLOP/s at n 1024, 4096, 16384 with and without a causal mask:
-#       d 128 540 580 614, 427 491 580 -> 562 606 617, 432 504 595      d 192 530 682 686, 422 519 596 -> 533 689 704,
-#       411 544 666      softcap, n 4096, 415 -> 430, and 449 with Q in shared memory; block_n 144 436, 176 416
-#       not for d 64 443 506 532 -> 444 498 513, d 256 573 666 709, 448 578 646 -> 571 671 713, 415 572 667
-#     block_n 176 at d 128 from n 8192 on: 615, causal 522 -> 648, 553; n 16384 614, 580 -> 638, 611; n 1024 540 -> 473
+#       d 128 540 580 614, 427 491 580 -> 562 606 617, 432 504 595; not for d 64, 256, nor, with the next, for d 192
+#       softcap, n 4096, 415 -> 430, and 449 with Q in shared memory
+#     O multiplied by alpha only where m has grown by much (`softmax.lagging`), n 4096 with and without a causal mask:
+#       d 128 608, 562 -> 637, 603      d 256, causal 515 -> 555      softcap, relative to plain attention, .66 -> .73,
+#       with two additions of four merged into multiplications, too
+#     with that, three consumers at d 128 from n 8192 on, n 8192 and 16384:
+#       without a mask 666 658 -> 665 677, causal 594 635 -> 604 643, but at n 4096, causal, 586 -> 501
+#       GQA 64/8 645 668 -> 693 699, causal 647 668 -> 621 658
 #   not kept
 #     one loop over the K/V tiles of all query tiles: d 64 .94 1.10 1.19 -> .89 1.05 1.10, d 128 the same or less
 #     every eighth exponential as a polynomial on the multiply-add units: d 64 1.00 1.11 1.16 -> .92 1.01 1.03
 #     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01
-#     other shapes for options at d 128, TFLOP/s: softcap 427, Q in shared memory 429, block_n 96 423, three consumers
-#     and block_n 64 422; window 487, block_n 112 430, 96 432, 64 429
-TILES = ((64, 0, Tile(128, q_stages=2, consumers=3, producer_registers=32, consumer_registers=160)),
-         (128, MANY, Tile(176)), (128, 0, Tile(128, q_in_registers=True, turns=True)), (192, 0, Tile(112, turns=True)),
-         (256, 0, Tile(80)))
+#     other shapes for options at d 128, TFLOP/s: softcap 465, without turns 446, block_n 80 and three consumers 445,
+#     block_n 112 405; window 502, block_n 176 424, 112 430, 80 and three consumers 459
+THREE = {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}
+TILES = ((64, 0, Tile(128, q_stages=2, **THREE)), (128, MANY, Tile(80, **THREE)),
+         (128, 0, Tile(128, q_in_registers=True, turns=True)), (192, 0, Tile(112)), (256, 0, Tile(80)))
 SOFTCAP_TILES = (TILES[0], (128, 0, Tile(128, turns=True)), *TILES[3:])
 
 
@@ -236,6 +241,11 @@ class BackwardLayout:
     @property
     def v_boxes(self):
         return self._boxes(self.spec.d_v)
+
+    @property
+    def number_rows(self):
+        """Rows of a box, 32 numbers each, that lse and delta of a query tile are copied as."""
+        return 2 * self.tile.block_m // NUMBERS
 
     @property
     def dq_columns(self):

@@ -31,7 +31,8 @@ shapes the consumers don't wait for one another. Where it is faster (``tile.turn
 which a barrier for each of them arranges, so that both never do their softmax at a time and leave the tensor cores
 idle.
 
-Exactness: m is the exact running max of the scores, and P is rounded to 16 bits after its sum was added to l.
+Exactness: m lags behind the running max of the scores (`softmax.lagging`), so that O is seldom multiplied by alpha,
+and P is 2^8 at the most instead of 1; O / l is the same. P is rounded to 16 bits after its sum was added to l.
 """
 
 from functools import lru_cache
@@ -50,7 +51,7 @@ from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shar
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number,
                                      tile_place)
-from ..tensor_cores.softmax import scaled
+from ..tensor_cores.softmax import rescaled
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
 from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
 from .config import NOTE, ROWS, Layout
@@ -90,7 +91,7 @@ def make_forward(tile, spec):
     undefined_s, zero_o = make_filled(block_n, None), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
     score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
-    online_softmax, its_slope = make_online_softmax(spec), make_slope(spec)
+    online_softmax, its_slope = make_online_softmax(spec, lazy=True), make_slope(spec)
     store = make_store(spec.dtype, 1, thread_of_warpgroup)
 
     # ---- the producer's warps ----------------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ def make_forward(tile, spec):
                     if leader:
                         mbarrier_arrive(shared + v_empty + 8 * stage)
                     p16 = pack16(p)             # only now: the product before has read the registers of the last P
-                    o = scaled(o, alpha)
+                    o = rescaled(o, alpha)
                     stage, phase = next_stage, next_phase
                     j += int32(1)
 

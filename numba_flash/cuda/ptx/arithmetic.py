@@ -3,8 +3,7 @@
 import math
 import struct
 
-from ..compile import device
-from .assembly import float32, instruction, int32, int64, uint32
+from .assembly import float32, instruction, int32
 
 
 def _literal(x):
@@ -92,17 +91,20 @@ def low_bits(count):
     """So many ones, 32 at most, and zeros. ISA: "Integer Arithmetic Instructions: bmsk"."""
 
 
-@device
-def low_bits_of_64(count):
-    """So many ones, 64 at most, as an int64."""
-    return int64(uint32(low_bits(count))) | int64(low_bits(max(int32(count - 32), int32(0)))) << int64(32)
-
-
 @instruction("redux.sync.or.b32 $0, $1, -1;", int32, int32, pure=True)
 def uniform(x):
     """A number that is the same in all threads of a warp, who all call this, told to the compiler. ISA: "redux.sync".
 
     It then keeps the number, and addresses made of it, in the registers that a warp has once, where wgmma wants them.
+    """
+
+
+@instruction("{ .reg .pred any; setp.ne.s32 any, $1, 0; vote.sync.any.pred any, any, -1; selp.s32 $0, 1, 0, any; }",
+             int32, int32)
+def in_any_lane(x):
+    """Whether x is not 0 in some thread of the warp, who all call this.
+
+    ISA: "Parallel Synchronization and Communication Instructions: vote.sync".
     """
 
 

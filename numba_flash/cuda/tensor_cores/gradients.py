@@ -8,7 +8,7 @@ from ..ptx.arithmetic import exp2, fma, quotient
 from ..ptx.assembly import int32
 from ..ptx.fragments import elementwise, first_column, first_row, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import hide, make_squash, make_visible, scaled
+from .softmax import hide, make_squash, scaled, visible
 from .steps import less, with_slope
 
 first_row, first_column = device(first_row), device(first_column)
@@ -54,7 +54,7 @@ def make_transposed_score_tile(spec, block_m, parts, thread):
     Queries past the last one need no mask: with +inf for their lse, P is 0.
     """
     softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
-    down, squash, visible = make_rows_down(parts), make_squash(spec.dtype), make_visible(block_m)
+    down, squash = make_rows_down(parts), make_squash(spec.dtype)
 
     @device
     def score_tile(s, i, j, slope, scale, cap, band, all_first, all_stop):

@@ -8,13 +8,14 @@ from functools import lru_cache
 from math import inf
 
 from ..compile import device
-from ..ptx.arithmetic import at_most, exp2, fma, log2, low_bits, low_bits_of_64, maximum, quotient, reciprocal
+from ..ptx.arithmetic import at_most, exp2, fma, in_any_lane, log2, low_bits, maximum, quotient, reciprocal
 from ..ptx.assembly import float32, float64, int32
-from ..ptx.fragments import elementwise, fourwise, make_across_quad, make_fold_rows, rowwise
+from ..ptx.fragments import elementwise, fourwise, make_across_quad, make_fold_rows, rowwise, sum_of_elements
 from ..signatures import real_type
 from .spec import LOG2_E
 
 MOST = float32(30)
+LAG = 8                 # in base 2: by how much a row's scores may exceed an m that lags behind
 
 
 @device
@@ -55,9 +56,9 @@ def make_squash(dtype):
 
 
 @device
-def one_plus_exp(s, factor):
-    """1 + exp(2 x) for squash_four's x."""
-    return float32(1) + exp2(at_most(s * factor, MOST))
+def exp_of_twice(s, factor):
+    """exp(2 x) for squash_four's x."""
+    return exp2(at_most(s * factor, MOST))
 
 
 @fourwise
@@ -68,46 +69,35 @@ def squash_four(s, factor, cap):
     the others along: so no hidden key may bring one, and if a visible one does, all of its row are lost anyway. Beyond
     2^30, which tanh can't tell from infinity, the product of four could overflow.
     """
-    a, b = one_plus_exp(s[0], factor), one_plus_exp(s[1], factor)
-    c, d = one_plus_exp(s[2], factor), one_plus_exp(s[3], factor)
-    ab, cd = a * b, c * d
+    a, b = exp_of_twice(s[0], factor), float32(1) + exp_of_twice(s[1], factor)
+    c, d = exp_of_twice(s[2], factor), float32(1) + exp_of_twice(s[3], factor)
+    ab, cd = fma(a, b, b), fma(c, d, d)                 # products of 1 + a, b, 1 + c, d
     x = float32(-2) * cap * reciprocal(ab * cd)
     by_ab, by_cd = x * cd, x * ab
-    return by_ab * b, by_ab * a, by_cd * d, by_cd * c
+    return by_ab * b, fma(by_ab, a, by_ab), by_cd * d, fma(by_cd, c, by_cd)
 
 
 @device
 def columns_below(stop):
-    """How many of the thread's columns, as `hide` numbers them, are less than `stop`."""
+    """A bit for each of the thread's columns, as `hide` numbers them, that is less than `stop`."""
     stop = max(int32(stop), int32(0))
-    return int32((stop >> 3) * 2 + min(stop & 7, 2))
+    return low_bits(int32((stop >> 3) * 2 + min(stop & 7, 2)))
 
 
-@lru_cache(maxsize=None)
-def make_visible(columns):
-    """Build ``visible(first, stop)``: the bits of the row's columns in [first, stop), from the thread's first column.
-
-    They are those of an int32 for 128 columns of a tile, or else of an int64, and so must `first` be.
-    """
-    @rowwise
-    def visible(first, stop):
-        return low_bits(columns_below(stop)) & ~low_bits(columns_below(first))
-
-    @rowwise
-    def visible_of_more(first, stop):
-        return low_bits_of_64(columns_below(stop)) & ~low_bits_of_64(columns_below(first))
-
-    return visible if columns <= 128 else visible_of_more
+@rowwise
+def visible(first, stop):
+    """The bits of the columns in [first, stop) of the row, counted from the thread's first column."""
+    return columns_below(stop) & ~columns_below(first)
 
 
 @elementwise
 def hide(s, column, bits, otherwise):
     """`otherwise` where the row's bit of the column is 0. Pass 0 for `column`, so that each bit is a constant.
 
-    A thread's columns are 0, 1, 8, 9, 16, ... from its first: 128 columns of a tile are 32 bits. To look at a bit is
-    shorter than two comparisons.
+    A thread's columns are 0, 1, 8, 9, 16, ... from its first: up to 128 columns of a tile are 32 bits. To look at a bit
+    is shorter than two comparisons.
     """
-    return s if bits & (type(bits)(1) << type(bits)(column // 8 * 2 + column % 8)) else otherwise
+    return s if bits & (int32(1) << int32(column // 8 * 2 + column % 8)) else otherwise
 
 
 @elementwise
@@ -122,6 +112,12 @@ def scaled(x, alpha):
     return x * alpha
 
 
+@device
+def rescaled(o, alpha):
+    """alpha O, multiplied only if some row of the warp has an alpha other than 1."""
+    return scaled(o, alpha) if in_any_lane(int32(sum_of_elements(alpha) != len(alpha))) else o
+
+
 @elementwise
 def normalised(x, weight):
     """x times the row's weight; a row without keys is 0, whatever hidden values have left in it."""
@@ -132,6 +128,12 @@ def normalised(x, weight):
 def finite(m):
     """m, or 0 where no key has been seen: -inf - -inf would be NaN."""
     return m if m != type(m)(-inf) else type(m)(0)
+
+
+@rowwise
+def lagging(m, m_old, factor):
+    """m_old, unless m is larger by more than `LAG`: so alpha is 1 for most tiles, and O may stay as it is."""
+    return m_old if (m - m_old) * factor <= type(m)(LAG) else m
 
 
 @rowwise

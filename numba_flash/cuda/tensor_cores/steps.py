@@ -9,12 +9,13 @@ from math import inf
 
 from ..compile import device
 from ..ptx.arithmetic import fma, quotient, reciprocal
-from ..ptx.assembly import int32, int64
+from ..ptx.assembly import int32
 from ..ptx.formats import PART, make_pack, make_store_parts
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, make_squash,
-                      make_visible, normalised, plus, probability, product, scaled, squash_four, top, total, weight_of)
+from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lagging, lse_of, make_squash,
+                      normalised, plus, probability, product, scaled, squash_four, top, total, visible,
+                      weight_of)
 from .spec import LOG2_E
 
 first_row, first_column, plus_rows = device(first_row), device(first_column), rowwise(plus)
@@ -85,7 +86,6 @@ def make_score_tile(spec, block_n, rows, parts, thread):
     """
     softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
     in_16_bits, squash = spec.item == 2, make_squash(spec.dtype)
-    visible, bits_type = make_visible(block_n), int32 if block_n <= 128 else int64
     down, nothing = make_rows_down(parts), make_filled(4 * parts, 0.0, real)
 
     @device
@@ -95,7 +95,7 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         number = thread()
         position = int32(i + first_row(number) + offset - j - first_column(number))
         stop = no_later(down(int32(position + right + 1)), int32(n_k - j - first_column(number)))
-        return hide(s, int32(0), visible(down(bits_type(position - left)), stop), otherwise)
+        return hide(s, int32(0), visible(down(int32(position - left)), stop), otherwise)
 
     @device
     def score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop):
@@ -134,16 +134,18 @@ def make_score_tile(spec, block_n, rows, parts, thread):
 
 
 @lru_cache(maxsize=None)
-def make_online_softmax(spec):
+def make_online_softmax(spec, lazy=False):
     """Build ``online_softmax(s, rest, m_old, l, factor)``: P, and the new m, l, and alpha, for scores ``s + rest``.
 
-    That sum is made for a row's maximum only.
+    That sum is made for a row's maximum only. If `lazy`, m is `lagging`, and alpha is 1 for most tiles.
     """
     has_rest = spec.alibi or spec.softcap
 
     @device
     def online_softmax(s, rest, m_old, l, factor):
         m = across_max(plus_rows(fold_max(s, less(m_old, rest)), rest) if has_rest else fold_max(s, m_old))
+        if lazy:
+            m = lagging(m, m_old, factor)
         base = finite(m)
         alpha = growth(m_old, base, factor)
         p = probability(s, factor, product(less(base, rest) if has_rest else base, factor))
