@@ -16,7 +16,7 @@ What is asynchronous happens at a time that is drawn by lot, as late as somebody
 from dataclasses import dataclass, field
 
 import numpy as np
-from interpreter import AGAIN, ALL, PAIR, PAUSE, ROW, SHARED_START, TYPES, Block, Memory, Warp
+from interpreter import AGAIN, ALL, PAIR, PAUSE, ROW, SHARED_START, TYPES, Block, Warp
 
 WARPS = 4                                   # of a warpgroup
 BOX_ROW = 128                               # bytes
@@ -25,14 +25,16 @@ NAN = np.full(32, 0x7fc0dead, np.uint32)
 
 @dataclass(frozen=True, eq=False)
 class TensorMap:
-    """In place of the driver's 128 bytes: a (batch, heads, n, d) array in `Memory`, and the rows of a box."""
+    """In place of the driver's 128 bytes: a (batch, heads, n, d) array in memory, and the rows of a box."""
 
     array: np.ndarray
     rows: int
+    swizzled: bool
 
     def box(self, column, row, head, batch):
         """128 bytes of so many rows, zeros outside of the array."""
-        box, matrix = np.zeros((self.rows, BOX_ROW // 2), np.uint16), self.array.view(np.uint16)[batch, head]
+        item = self.array.itemsize
+        box, matrix = np.zeros((self.rows, BOX_ROW // item), f"u{item}"), self.array.view(f"u{item}")[batch, head]
         assert row >= 0 <= column and head >= 0 <= batch
         inside = matrix[row:row + self.rows, column:column + box.shape[1]]
         box[:inside.shape[0], :inside.shape[1]] = inside
@@ -280,23 +282,18 @@ class HopperWarp(Warp):
     def _cp(self, opcode, args, lanes):
         if "bulk" not in opcode:
             return super()._cp(opcode, args, lanes)
-        assert lanes.sum() == 1
+        assert lanes.sum() == 1 and "tensor" in opcode
         target, barrier = (self.numbers(args[n], lanes)[0] for n in (0, -1))
         barrier = self.block.mbarriers[barrier]
         address, _, place = args[1].strip("[] ").partition(",")
         address = int(self.read(address, "u64")[lanes][0])
-        if "tensor" in opcode:
-            map_ = self.block.arguments[self.block.kernel.parameters[address // 128]]
-            assert address % 128 == target % 1024 == 0      # the swizzle is of addresses
-            place = [int(self.read(name, "s32")[lanes][0]) for name in self.names(place.strip())]
-            row, byte = np.arange(map_.rows)[:, None], np.arange(BOX_ROW)
-            at, source = target + row * BOX_ROW + (byte ^ row % 8 << 4), lambda: map_.box(*place)
-        else:
-            at, first = target + np.arange(self.numbers(args[2], lanes)[0]), address - Memory.start
-            assert target % 16 == address % 16 == at.size % 16 == 0 and 0 <= first <= self.block.memory.bytes.size
-            source = lambda: self.block.memory.bytes[first:first + at.size]     # noqa: E731
+        map_ = self.block.arguments[self.block.kernel.parameters[address // 128]]
+        assert address % 128 == target % (1024 if map_.swizzled else 128) == 0      # the swizzle is of addresses
+        place = [int(self.read(name, "s32")[lanes][0]) for name in self.names(place.strip())]
+        row, byte = np.arange(map_.rows)[:, None], np.arange(BOX_ROW)
+        at = target + row * BOX_ROW + (byte ^ (row % 8 << 4 if map_.swizzled else 0))
         assert SHARED_START <= at.min() and at.max() < self.block.shared.size, "out of bounds"
-        self.block.copies.append((at, source, barrier))
+        self.block.copies.append((at, lambda: map_.box(*place), barrier))
         return self.pause()
 
     # ---- products ----------------------------------------------------------------------------------------------------

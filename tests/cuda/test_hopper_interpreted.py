@@ -30,9 +30,9 @@ class HopperRun(Run):
 
     block_type = HopperBlock
 
-    def map(self, name, x, rows):
+    def map(self, name, x, rows, swizzled=True):
         """A tensor map of what `put` has returned."""
-        self.places[name] = TensorMap(x, rows),
+        self.places[name] = TensorMap(x, rows, swizzled),
 
 
 class Call:
@@ -71,7 +71,9 @@ class Call:
         layout = config.BackwardLayout(tile, spec)
         heads, tiles_m = p.batch * p.heads, -(-p.n_q // tile.block_m)
         lanes = lanes_of_query(p.d_v, p.dtype.itemsize)
-        run.empty("query_numbers", (p.batch, p.heads, tiles_m, 2 * tile.block_m), p.accumulator)
+        its_numbers = run.empty("query_numbers", (p.batch, p.heads, tiles_m, 2 * tile.block_m), p.accumulator)
+        run.map("numbers_map", its_numbers.reshape(p.batch, p.heads, -1, config.NUMBERS), layout.number_rows,
+                swizzled=False)
         run.start("tensor_cores.backward_parts:make_query_numbers", (THREADS, lanes, tile.block_m, p.dtype, False),
                   THREADS, 0, blocks_for_numbers(heads * tiles_m * tile.block_m, lanes),
                   ("do", "o", "lse", None, "query_numbers"))
@@ -87,7 +89,7 @@ class Call:
         run.launch(f"hopper.{'backward_wide' if tile.wide else 'backward'}:make_backward",
                    (tile, spec, self.deterministic), config.BackwardLayout,
                    -(-p.n_k // tile.block_n) * p.batch * p.kv_heads * self.shares,
-                   (*self.maps(q=tile.block_m, k=tile.block_n, v=tile.block_n, do=tile.block_m), "query_numbers",
+                   (*self.maps(q=tile.block_m, k=tile.block_n, v=tile.block_n, do=tile.block_m), "numbers_map",
                     "dq_sums", "turns", "dk", "dv", *(f"{x if x in targets else 'dq'}_sums" for x in ("dk", "dv")),
                     "alibi_slopes"), (p.n_q, p.n_k, p.group, self.shares, 2, *numbers(spec, p)),
                    together=self.processors if self.deterministic else 1)

@@ -60,10 +60,11 @@ def make_backward(tile, spec, ordered):
     alibi, softcap = spec.alibi, spec.softcap
     _, _, q_bytes, do_bytes, ds_bytes, number_bytes, _ = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tiles, number_tiles, _, _ = layout.offsets
-    k_full, v_full, q_full, q_empty, do_full, do_empty, _ = layout.barriers
+    k_full, v_full, q_full, q_empty, do_full, do_empty, _, _ = layout.barriers
     wait_for, set_barriers, own_place, produce, following_step, add_dq = make_parts(tile, spec, ordered)
 
-    q_map_address, k_map_address, v_map_address, do_map_address = map(make_parameter_address, range(4))
+    (q_map_address, k_map_address, v_map_address, do_map_address,
+     numbers_map_address) = map(make_parameter_address, range(5))
     give_registers = make_set_registers("dec", tile.producer_registers)
     take_registers = make_set_registers("inc", tile.consumer_registers)
     multiply_kq, multiply_vdo, multiply_pdo, multiply_dsq, multiply_dsk = make_products(tile, spec)
@@ -82,8 +83,8 @@ def make_backward(tile, spec, ordered):
         its_first = float32(int32(j + first_row(thread) - band[1] - i - first_column(thread)))
         return damped(less_delta(dp, deltas), float32(0), s, (its_first, its_first + float32(8)), slope, cap)
 
-    def hopper_backward(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, dk_sums, dv_sums, slopes,
-                        n_q, n_k, group, shares, together, scale, factor, cap, offset, left, right):
+    def hopper_backward(q_map, k_map, v_map, do_map, numbers_map, sums, turns, dk_array, dv_array, dk_sums, dv_sums,
+                        slopes, n_q, n_k, group, shares, together, scale, factor, cap, offset, left, right):
         n_q, n_k = int32(n_q), int32(n_k)
         band = n_k, int32(offset), int32(left), int32(right)
         place = own_place(n_q, int32(group), int32(shares), int32(together), int32(dk_array.shape[1]), band)
@@ -92,8 +93,8 @@ def make_backward(tile, spec, ordered):
 
         if thread < WARPGROUP:
             give_registers()
-            produce(shared, q_map_address(), k_map_address(), v_map_address(), do_map_address(), numbers, turns, n_q,
-                    band, place)
+            produce(shared, q_map_address(), k_map_address(), v_map_address(), do_map_address(), numbers_map_address(),
+                    turns, n_q, band, place)
 
         # ---- the consumers -------------------------------------------------------------------------------------------
         else:

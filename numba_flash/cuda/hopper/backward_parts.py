@@ -14,7 +14,7 @@ from ..ptx.arithmetic import uniform
 from ..ptx.assembly import float32, int32
 from ..ptx.barriers import (barrier_arrive, barrier_sync, fence_mbarrier_init, mbarrier_arrive, mbarrier_expect,
                             mbarrier_init, mbarrier_wait, mbarrier_wait_or_trap)
-from ..ptx.copies import copy_boxes, copy_bytes, element_address, load_acquire, store_release, tensor_map
+from ..ptx.copies import copy_boxes, element_address, load_acquire, store_release, tensor_map
 from ..ptx.exchange import make_add_fragment
 from ..ptx.fragments import first_row, make_pack16, store_rows
 from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shared
@@ -43,22 +43,21 @@ class Parts(NamedTuple):
 
 def signature_of(spec, ordered):
     """Types of the parameters of a backward kernel: see `hopper.engine.backward`."""
-    return ((tensor_map,) * 4
-            + (real_array(spec.dtype, 4), real_array(spec.dtype, 4), counters if ordered else none,
-               array_type(spec.dtype, 4), array_type(spec.dtype, 4), real_array(spec.dtype, 4),
-               real_array(spec.dtype, 4), real_array(spec.dtype, 2) if spec.alibi else none, *[int64] * 5,
-               *[float32] * 3, *[int64] * 3))
+    return ((tensor_map,) * 5
+            + (real_array(spec.dtype, 4), counters if ordered else none, array_type(spec.dtype, 4),
+               array_type(spec.dtype, 4), real_array(spec.dtype, 4), real_array(spec.dtype, 4),
+               real_array(spec.dtype, 2) if spec.alibi else none, *[int64] * 5, *[float32] * 3, *[int64] * 3))
 
 
 @lru_cache(maxsize=None)
 def make_parts(tile, spec, ordered):
     """Build the `Parts` of a kernel. `ordered`: whether blocks add to dQ in turn."""
     layout = BackwardLayout(tile, spec)
-    block_m, block_n, stages = tile.block_m, tile.block_n, tile.stages
+    block_m, block_n, stages, wide = tile.block_m, tile.block_n, tile.stages, tile.wide
     k_bytes, v_bytes, q_bytes, do_bytes, _, number_bytes = layout.sizes[:6]
     k_tile, v_tile, q_tiles, do_tiles, _, number_tiles = layout.offsets[:6]
-    k_full, v_full, q_full, q_empty, do_full, do_empty, may_add = layout.barriers
-    k_boxes, q_boxes, v_boxes = layout.k_boxes, layout.q_boxes, layout.v_boxes
+    k_full, v_full, q_full, q_empty, do_full, do_empty, may_add, ds_full = layout.barriers
+    k_boxes, q_boxes, v_boxes, number_rows = layout.k_boxes, layout.q_boxes, layout.v_boxes, layout.number_rows
     wait_for = mbarrier_wait_or_trap if tile.debug else mbarrier_wait
     add_fragment = make_add_fragment(WARPGROUP, layout.dq_parts.by_four)
 
@@ -73,6 +72,8 @@ def make_parts(tile, spec, ordered):
                 mbarrier_init(shared + do_full + 8 * stage, 1)
                 mbarrier_init(shared + q_empty + 8 * stage, 2)
                 mbarrier_init(shared + do_empty + 8 * stage, 2)
+            if wide:
+                mbarrier_init(shared + ds_full, WARPGROUP)
             if ordered:
                 mbarrier_init(shared + may_add, 1)
                 mbarrier_init(shared + may_add + 8, 1)
@@ -103,7 +104,7 @@ def make_parts(tile, spec, ordered):
 
     @device
     def load_tiles(shared, own_map, walked_map, own, own_full, own_bytes, own_boxes, tiles, full, empty, size, boxes,
-                   numbers, place):
+                   numbers_map, place):
         """Load the block's K, and Q_i of all query tiles that see it, with lse and delta; or its V, and dO_i."""
         b, kv_h, h_first, h_stop, j_first, i_first, i_stop = place
         leader = cuda.threadIdx.x % WARP == 0
@@ -116,13 +117,12 @@ def make_parts(tile, spec, ordered):
             while i < i_stop:
                 wait_for(shared + empty + 8 * stage, phase)
                 if leader:
-                    if numbers is None:
+                    if numbers_map is None:
                         mbarrier_expect(shared + full + 8 * stage, size)
                     else:
                         mbarrier_expect(shared + full + 8 * stage, size + number_bytes)
-                        copy_bytes(shared + number_tiles + stage * number_bytes,
-                                   element_address(numbers, b, h, int32(i // block_m)), number_bytes,
-                                   shared + full + 8 * stage)
+                        copy_boxes(shared + number_tiles + stage * number_bytes, numbers_map, shared + full + 8 * stage,
+                                   1, number_rows, int32(i // block_m * number_rows), h, b)
                     copy_boxes(shared + tiles + stage * size, walked_map, shared + full + 8 * stage, boxes, block_m, i,
                                h, b)
                 stage, phase = following(stage, phase, stages)
@@ -153,12 +153,12 @@ def make_parts(tile, spec, ordered):
             h = uniform(h + int32(1))
 
     @device
-    def produce(shared, q_map, k_map, v_map, do_map, numbers, turns, n_q, band, place):
+    def produce(shared, q_map, k_map, v_map, do_map, numbers_map, turns, n_q, band, place):
         """The producer's warps."""
         warp = uniform(int32(cuda.threadIdx.x) // WARP)
         if warp == 0:
             load_tiles(shared, k_map, q_map, k_tile, k_full, k_bytes, k_boxes, q_tiles, q_full, q_empty, q_bytes,
-                       q_boxes, numbers, place)
+                       q_boxes, numbers_map, place)
         elif warp == 1:
             load_tiles(shared, v_map, do_map, v_tile, v_full, v_bytes, v_boxes, do_tiles, do_full, do_empty, do_bytes,
                        v_boxes, None, place)

@@ -7,7 +7,7 @@ threads hold it; dS stays there for dQ, of which each computes half of the colum
     consumer 0    S^T = K Q^T     P^T = exp(S^T - lse)  [dV += P^T dO | dQ of the step before]   S^T of the next
     consumer 1    dP^T = V dO^T          P^T --> dS^T = P^T (dP^T - delta)  [dK += dS^T Q | dQ]  dP^T of the next
 
-Two barriers of the block carry what one waits for: "P is there, and I have read dS of the step before the last", and
+A barrier of the block says "P is there, and I have read dS of the step before the last", and an mbarrier, ``ds_full``,
 "dS is there, and I have read P".
 
 Reads and writes of global memory: as `backward`, with tiles of 64 keys.
@@ -30,7 +30,7 @@ from ..tensor_cores.steps import make_slope
 from .backward_parts import CONSUMERS_OWN, make_parts, make_products, make_store_keys, signature_of
 from .config import ROWS, BackwardLayout
 
-P_THERE, DS_THERE = CONSUMERS_OWN, CONSUMERS_OWN + 1    # the block's barriers, of both consumers
+P_THERE = CONSUMERS_OWN         # the block's barrier, of both consumers
 
 first_row, first_column = device(first_row), device(first_column)
 probability, score_gradient = columnwise(probability), columnwise(score_gradient)
@@ -49,10 +49,11 @@ def make_backward(tile, spec, ordered):
     dq_columns, alibi, softcap = layout.dq_columns, spec.alibi, spec.softcap
     _, _, q_bytes, do_bytes, ds_bytes, number_bytes, _ = layout.sizes
     k_tile, v_tile, q_tiles, do_tiles, ds_tiles, number_tiles, p_tile, _ = layout.offsets
-    k_full, v_full, q_full, q_empty, do_full, do_empty, _ = layout.barriers
+    k_full, v_full, q_full, q_empty, do_full, do_empty, _, ds_full = layout.barriers
     wait_for, set_barriers, own_place, produce, following_step, add_dq = make_parts(tile, spec, ordered)
 
-    q_map_address, k_map_address, v_map_address, do_map_address = map(make_parameter_address, range(4))
+    (q_map_address, k_map_address, v_map_address, do_map_address,
+     numbers_map_address) = map(make_parameter_address, range(5))
     give_registers = make_set_registers("dec", tile.producer_registers)
     take_registers = make_set_registers("inc", tile.consumer_registers)
     multiply_kq, multiply_vdo, multiply_pdo, multiply_dsq, multiply_dsk = make_products(tile, spec)
@@ -96,8 +97,9 @@ def make_backward(tile, spec, ordered):
             p = damped(p, float32(0), s, (its_first, its_first + float32(8)), slope, cap)
         return p
 
-    def hopper_backward_wide(q_map, k_map, v_map, do_map, numbers, sums, turns, dk_array, dv_array, dk_sums, dv_sums,
-                             slopes, n_q, n_k, group, shares, together, scale, factor, cap, offset, left, right):
+    def hopper_backward_wide(q_map, k_map, v_map, do_map, numbers_map, sums, turns, dk_array, dv_array, dk_sums,
+                             dv_sums, slopes, n_q, n_k, group, shares, together, scale, factor, cap, offset, left,
+                             right):
         n_q, n_k = int32(n_q), int32(n_k)
         band = n_k, int32(offset), int32(left), int32(right)
         place = own_place(n_q, int32(group), int32(shares), int32(together), int32(dk_array.shape[1]), band)
@@ -110,8 +112,8 @@ def make_backward(tile, spec, ordered):
 
         if thread < WARPGROUP:
             give_registers()
-            produce(shared, q_map_address(), k_map_address(), v_map_address(), do_map_address(), numbers, turns, n_q,
-                    band, place)
+            produce(shared, q_map_address(), k_map_address(), v_map_address(), do_map_address(), numbers_map_address(),
+                    turns, n_q, band, place)
 
         # ---- S, P, dV ------------------------------------------------------------------------------------------------
         elif consumer == 0:
@@ -133,7 +135,7 @@ def make_backward(tile, spec, ordered):
                     p = probability(s, factor, its_lse)
                     p16 = pack16(p)
                     p = passed_on(p, s, i, j, slope, cap, band)
-                    barrier_sync(DS_THERE, 2 * WARPGROUP)           # of the step before; and P has been read
+                    wait_for(shared + ds_full, add_phase)           # of the step before; and P has been read
                     store_words(p, own_p)
                     barrier_arrive(P_THERE, 2 * WARPGROUP)
 
@@ -154,7 +156,7 @@ def make_backward(tile, spec, ordered):
 
                 # dQ of the last step
                 s = wait_all(s)
-                barrier_sync(DS_THERE, 2 * WARPGROUP)
+                wait_for(shared + ds_full, add_phase)
                 barrier_arrive(P_THERE, 2 * WARPGROUP)
                 dq = wait_all(dq_of(shared, slot ^ 1, int32(0)))
                 add_dq(shared, dq, sums, int32(0), last_i, last_h, b, add_phase)
@@ -166,7 +168,6 @@ def make_backward(tile, spec, ordered):
             own_p = passed_at(shared)
             dk = zero_dk()
             if i < i_stop:
-                barrier_arrive(DS_THERE, 2 * WARPGROUP)             # nothing to wait for yet
                 wait_for(shared + v_full, 0)
                 wait_for(shared + k_full, 0)
                 wait_for(shared + do_full, 0)
@@ -184,7 +185,7 @@ def make_backward(tile, spec, ordered):
                     store_transposed(ds16, swizzled(shared + ds_tiles + slot * ds_bytes, (lane & 7) + (lane >> 4) * 8,
                                                     2 * warp + (lane >> 3 & 1)))
                     fence_async()                                   # dS is for both consumers' products
-                    barrier_arrive(DS_THERE, 2 * WARPGROUP)
+                    mbarrier_arrive(shared + ds_full)
 
                     # dK += dS^T Q, dQ += dS K of the step before
                     dk = multiply_dsq(dk, ds16, shared + q_tiles + stage * q_bytes)

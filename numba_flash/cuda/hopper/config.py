@@ -281,10 +281,10 @@ class BackwardLayout:
 
     @property
     def barriers(self):
-        """Offsets of k_full, v_full, the first q_full, q_empty, do_full, do_empty, and may_add."""
-        start = self.offsets[-1]
-        return start, start + BARRIER, *(start + BARRIER * (2 + n * self.tile.stages) for n in range(5))
+        """Offsets of k_full, v_full, the first q_full, q_empty, do_full, do_empty, may_add, and of ds_full."""
+        counts = [1, 1] + [self.tile.stages] * 4 + [self.tile.consumers]
+        return tuple(self.offsets[-1] + BARRIER * sum(counts[:n]) for n in range(len(counts) + 1))
 
     @property
     def total(self):
-        return self.barriers[-1] + BARRIER * self.tile.consumers
+        return self.barriers[-1] + BARRIER

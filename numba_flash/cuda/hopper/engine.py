@@ -11,8 +11,8 @@ from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
 from ..tensor_cores.host import (begin_backward, for_copies, numbers, round_sums, why_not_for_tensor_cores,
                                  zero_sums)
 from ..tensor_cores.spec import Spec, heads_together, key_heads_together, shares_of_group
-from .config import ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
-from .tensor_map import encode
+from .config import NUMBERS, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
+from .tensor_map import NO_SWIZZLE, encode
 
 # Packed arguments of former calls by where their arrays lay. Allocators give memory back in the same places again and
 # again, and to encode three tensor maps takes longer than all else that a call does.
@@ -110,12 +110,13 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     dq_sums = zero_sums(gradients.dq, layout.dq_parts)
     key_sums = [zero_sums(x, parts) if shares > 1 else dq_sums for x, parts in zip((dk, dv), layout.key_parts)]
     turns = cupy.zeros((*dq_sums.shape[:3], 1), np.int32) if problem.deterministic else None
-    maps = (encode(q, tile.block_m), encode(k, tile.block_n), encode(v, tile.block_n), encode(do, tile.block_m))
+    maps = (encode(q, tile.block_m), encode(k, tile.block_n), encode(v, tile.block_n), encode(do, tile.block_m),
+            encode(query_numbers.reshape(*query_numbers.shape[:2], -1, NUMBERS), layout.number_rows, NO_SWIZZLE))
     name = "backward_wide" if tile.wide else "backward"
     launch = launcher(f"hopper.{name}:make_backward", (tile, spec, problem.deterministic), (tile.threads, 1),
                       layout.total, TARGET)
     launch(tiles * problem.batch * problem.kv_heads * shares,
-           (*maps, query_numbers, dq_sums, turns, dk, dv, *key_sums, operands.alibi_slopes, problem.n_q, problem.n_k,
+           (*maps, dq_sums, turns, dk, dv, *key_sums, operands.alibi_slopes, problem.n_q, problem.n_k,
             problem.group, shares, together, *numbers(spec, problem)))
     round_sums(layout.dq_parts, dq_sums, gradients.dq, problem.scale)
     if shares > 1:

@@ -117,12 +117,6 @@ def copy_boxes(target, map_address, barrier, boxes, rows, row, head, batch):
         copy_to_shared(target + box * rows * BOX_ROW, map_address, barrier, box * BOX_COLUMNS, row, head, batch)
 
 
-@instruction("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];", None, uint32,
-             uint64, uint32, uint32)
-def copy_bytes(target, address, size, barrier):
-    """Start to copy so many bytes, a multiple of 16; the mbarrier counts them. ISA: "cp.async.bulk"."""
-
-
 @intrinsic
 def element_address(typing_context, array, batch, head, row):
     """Address in global memory of the first element of a row of an array of four axes."""
