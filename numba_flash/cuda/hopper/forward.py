@@ -31,8 +31,7 @@ shapes the consumers don't wait for one another. Where it is faster (``tile.turn
 which a barrier for each of them arranges, so that both never do their softmax at a time and leave the tensor cores
 idle.
 
-Exactness: m lags behind the running max of the scores (`softmax.lagging`), so that O is seldom multiplied by alpha,
-and P is 2^8 at the most instead of 1; O / l is the same. P is rounded to 16 bits after its sum was added to l.
+Exactness: m is the exact running max of the scores, and P is rounded to 16 bits after its sum was added to l.
 """
 
 from functools import lru_cache
@@ -91,7 +90,7 @@ def make_forward(tile, spec):
     undefined_s, zero_o = make_filled(block_n, None), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
     score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
-    online_softmax, its_slope = make_online_softmax(spec, lazy=True), make_slope(spec)
+    online_softmax, its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, 1, thread_of_warpgroup)
 
     # ---- the producer's warps ----------------------------------------------------------------------------------------

@@ -10,12 +10,11 @@ from math import inf
 from ..compile import device
 from ..ptx.arithmetic import at_most, exp2, fma, in_any_lane, log2, low_bits, maximum, quotient, reciprocal
 from ..ptx.assembly import float32, float64, int32
-from ..ptx.fragments import elementwise, fourwise, make_across_quad, make_fold_rows, rowwise, sum_of_elements
+from ..ptx.fragments import elementwise, fourwise, make_across_quad, make_fold_rows, rowwise
 from ..signatures import real_type
 from .spec import LOG2_E
 
 MOST = float32(30)
-LAG = 8                 # in base 2: by how much a row's scores may exceed an m that lags behind
 
 
 @device
@@ -114,8 +113,14 @@ def scaled(x, alpha):
 
 @device
 def rescaled(o, alpha):
-    """alpha O, multiplied only if some row of the warp has an alpha other than 1."""
-    return scaled(o, alpha) if in_any_lane(int32(sum_of_elements(alpha) != len(alpha))) else o
+    """alpha O, for one of a thread's two rows only if its m has grown in some lane of the warp: later tiles seldom do.
+    """
+    one = float32(1)
+    if in_any_lane(int32(alpha[0] != one)):
+        o = scaled(o, (alpha[0], one))
+    if in_any_lane(int32(alpha[1] != one)):
+        o = scaled(o, (one, alpha[1]))
+    return o
 
 
 @elementwise
@@ -128,12 +133,6 @@ def normalised(x, weight):
 def finite(m):
     """m, or 0 where no key has been seen: -inf - -inf would be NaN."""
     return m if m != type(m)(-inf) else type(m)(0)
-
-
-@rowwise
-def lagging(m, m_old, factor):
-    """m_old, unless m is larger by more than `LAG`: so alpha is 1 for most tiles, and O may stay as it is."""
-    return m_old if (m - m_old) * factor <= type(m)(LAG) else m
 
 
 @rowwise

@@ -13,7 +13,7 @@ from ..ptx.assembly import int32
 from ..ptx.formats import PART, make_pack, make_store_parts
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lagging, lse_of, make_squash,
+from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, make_squash,
                       normalised, plus, probability, product, scaled, squash_four, top, total, visible,
                       weight_of)
 from .spec import LOG2_E
@@ -134,18 +134,16 @@ def make_score_tile(spec, block_n, rows, parts, thread):
 
 
 @lru_cache(maxsize=None)
-def make_online_softmax(spec, lazy=False):
+def make_online_softmax(spec):
     """Build ``online_softmax(s, rest, m_old, l, factor)``: P, and the new m, l, and alpha, for scores ``s + rest``.
 
-    That sum is made for a row's maximum only. If `lazy`, m is `lagging`, and alpha is 1 for most tiles.
+    That sum is made for a row's maximum only.
     """
     has_rest = spec.alibi or spec.softcap
 
     @device
     def online_softmax(s, rest, m_old, l, factor):
         m = across_max(plus_rows(fold_max(s, less(m_old, rest)), rest) if has_rest else fold_max(s, m_old))
-        if lazy:
-            m = lagging(m, m_old, factor)
         base = finite(m)
         alpha = growth(m_old, base, factor)
         p = probability(s, factor, product(less(base, rest) if has_rest else base, factor))
