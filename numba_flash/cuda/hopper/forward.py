@@ -31,7 +31,8 @@ shapes the consumers don't wait for one another. Where it is faster (``tile.turn
 which a barrier for each of them arranges, so that both never do their softmax at a time and leave the tensor cores
 idle.
 
-Exactness: m is the exact running max of the scores, and P is rounded to 16 bits after its sum was added to l.
+Exactness: m is the running max of the scores, or lags behind it where that costs no accuracy (`softmax.slack_of`), so
+that O is seldom multiplied by alpha. P is rounded to 16 bits after its sum was added to l.
 """
 
 from functools import lru_cache
@@ -50,7 +51,7 @@ from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shar
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number,
                                      tile_place)
-from ..tensor_cores.softmax import rescaled
+from ..tensor_cores.softmax import across_sum, lagging, rescaled, slack_left, slack_of
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
 from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
 from .config import NOTE, ROWS, Layout
@@ -90,7 +91,7 @@ def make_forward(tile, spec):
     undefined_s, zero_o = make_filled(block_n, None), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
     score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
-    online_softmax, its_slope = make_online_softmax(spec), make_slope(spec)
+    (running_max, weights), its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, 1, thread_of_warpgroup)
 
     # ---- the producer's warps ----------------------------------------------------------------------------------------
@@ -277,8 +278,9 @@ def make_forward(tile, spec):
 
                 # mask, online softmax: m, P, l
                 s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                p, m, l, alpha = online_softmax(s, rest, m, l, factor)
-                p16 = pack16(p)
+                m_new = running_max(s, rest, m)
+                p, l, _ = weights(s, rest, m_new, m, l, factor)
+                m, slack, p16 = m_new, slack_of(across_sum(l)), pack16(p)
                 wait_for(shared + v_full + 8 * stage, phase)
 
                 j += int32(1)
@@ -298,7 +300,9 @@ def make_forward(tile, spec):
                     if leader:
                         mbarrier_arrive(shared + k_empty + 8 * next_stage)
                     s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                    p, m, l, alpha = online_softmax(s, rest, m, l, factor)
+                    m_new = lagging(running_max(s, rest, m), m, slack, factor)
+                    p, l, alpha = weights(s, rest, m_new, m, l, factor)
+                    m, slack = m_new, slack_left(slack, m_new, m)
                     wait_for(shared + v_full + 8 * next_stage, next_phase)      # here, as it keeps the next wait below
                     o = wait_all(o)
                     if leader:

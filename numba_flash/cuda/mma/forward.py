@@ -67,7 +67,7 @@ def make_forward(tile, spec):
         (parts * columns, 0.0), (4 * parts, -inf), (4 * parts, 0.0)))
     pack = make_pack(spec.dtype)
     score_tile = make_score_tile(spec, block_n, warp_rows, parts, lane_number)
-    online_softmax, its_slope = make_online_softmax(spec), make_slope(spec)
+    (running_max, weights), its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, parts, lane_number)
 
     def mma_forward(q_array, k_array, v_array, o_array, lse, sink_logits, slopes, group, together, scale, factor, cap,
@@ -121,7 +121,8 @@ def make_forward(tile, spec):
 
             # mask, online softmax: m, alpha, P, l
             s, rest = score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)
-            p, m, l, alpha = online_softmax(s, rest, m, l, factor)
+            m_old, m = m, running_max(s, rest, m)
+            p, l, alpha = weights(s, rest, m, m_old, l, factor)
 
             # O = alpha O + P V
             o = multiply_pv(scaled(o, alpha), pack(p), shared + v_tile + side * side_bytes)

@@ -113,14 +113,8 @@ def scaled(x, alpha):
 
 @device
 def rescaled(o, alpha):
-    """alpha O, for one of a thread's two rows only if its m has grown in some lane of the warp: later tiles seldom do.
-    """
-    one = float32(1)
-    if in_any_lane(int32(alpha[0] != one)):
-        o = scaled(o, (alpha[0], one))
-    if in_any_lane(int32(alpha[1] != one)):
-        o = scaled(o, (one, alpha[1]))
-    return o
+    """alpha O, multiplied only if some row of the warp has an alpha other than 1."""
+    return scaled(o, alpha) if in_any_lane(int32(alpha[0] != float32(1) or alpha[1] != float32(1))) else o
 
 
 @elementwise
@@ -133,6 +127,28 @@ def normalised(x, weight):
 def finite(m):
     """m, or 0 where no key has been seen: -inf - -inf would be NaN."""
     return m if m != type(m)(-inf) else type(m)(0)
+
+
+@rowwise
+def slack_of(l):
+    """By how much, in base 2, later scores of a row may exceed m, given the sum of its first weights.
+
+    As much as makes the largest weight a quarter of that sum. A row that is a few keys' affair has none: there m stays
+    the largest score, whose weight is then exactly 1, while all others are rounded to 16 bits.
+    """
+    return log2(l) - float32(2)
+
+
+@rowwise
+def lagging(m_new, m, slack, factor):
+    """m, as long as the largest score exceeds it by no more than its slack: then alpha is 1."""
+    return m if (m_new - m) * factor <= slack else m_new
+
+
+@rowwise
+def slack_left(slack, m_new, m):
+    """What a row's slack is after a step."""
+    return slack if m_new == m else float32(0)
 
 
 @rowwise

@@ -135,21 +135,29 @@ def make_score_tile(spec, block_n, rows, parts, thread):
 
 @lru_cache(maxsize=None)
 def make_online_softmax(spec):
-    """Build ``online_softmax(s, rest, m_old, l, factor)``: P, and the new m, l, and alpha, for scores ``s + rest``.
+    """Build the online softmax's two halves, for scores ``s + rest``; that sum is made for a row's maximum only.
 
-    That sum is made for a row's maximum only.
+    Returns
+    -------
+    running_max
+        ``running_max(s, rest, m)``: the new m.
+    weights
+        ``weights(s, rest, m_new, m, l, factor)``: P, and the new l, and alpha.
     """
     has_rest = spec.alibi or spec.softcap
 
     @device
-    def online_softmax(s, rest, m_old, l, factor):
-        m = across_max(plus_rows(fold_max(s, less(m_old, rest)), rest) if has_rest else fold_max(s, m_old))
-        base = finite(m)
-        alpha = growth(m_old, base, factor)
-        p = probability(s, factor, product(less(base, rest) if has_rest else base, factor))
-        return p, m, fold_sum(p, product(l, alpha)), alpha
+    def running_max(s, rest, m):
+        return across_max(plus_rows(fold_max(s, less(m, rest)), rest) if has_rest else fold_max(s, m))
 
-    return online_softmax
+    @device
+    def weights(s, rest, m_new, m, l, factor):
+        base = finite(m_new)
+        alpha = growth(m, base, factor)
+        p = probability(s, factor, product(less(base, rest) if has_rest else base, factor))
+        return p, fold_sum(p, product(l, alpha)), alpha
+
+    return running_max, weights
 
 
 @lru_cache(maxsize=None)
