@@ -31,7 +31,7 @@ shapes the consumers don't wait for one another. Where it is faster (``tile.turn
 which a barrier for each of them arranges, so that both never do their softmax at a time and leave the tensor cores
 idle.
 
-Exactness: m is the running max of the scores, or lags behind it where that costs no accuracy (`softmax.slack_of`), so
+Exactness: m is the running max of the scores, or lags behind it where that costs no accuracy (`softmax.ceiling_of`), so
 that O is seldom multiplied by alpha. P is rounded to 16 bits after its sum was added to l.
 """
 
@@ -51,7 +51,7 @@ from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shar
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number,
                                      tile_place)
-from ..tensor_cores.softmax import across_sum, lagging, rescaled, slack_left, slack_of
+from ..tensor_cores.softmax import across_sum, ceiling_of, lagging, raised, rescaled
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
 from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
 from .config import NOTE, ROWS, Layout
@@ -280,7 +280,7 @@ def make_forward(tile, spec):
                 s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
                 m_new = running_max(s, rest, m)
                 p, l, _ = weights(s, rest, m_new, m, l, factor)
-                m, slack, p16 = m_new, slack_of(across_sum(l)), pack16(p)
+                m, ceiling, p16 = m_new, ceiling_of(m_new, across_sum(l), factor), pack16(p)
                 wait_for(shared + v_full + 8 * stage, phase)
 
                 j += int32(1)
@@ -300,9 +300,9 @@ def make_forward(tile, spec):
                     if leader:
                         mbarrier_arrive(shared + k_empty + 8 * next_stage)
                     s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                    m_new = lagging(running_max(s, rest, m), m, slack, factor)
+                    m_new = lagging(running_max(s, rest, m), m, ceiling)
                     p, l, alpha = weights(s, rest, m_new, m, l, factor)
-                    m, slack = m_new, slack_left(slack, m_new, m)
+                    m, ceiling = m_new, raised(ceiling, m_new)
                     wait_for(shared + v_full + 8 * next_stage, next_phase)      # here, as it keeps the next wait below
                     o = wait_all(o)
                     if leader:

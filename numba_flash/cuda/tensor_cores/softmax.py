@@ -130,25 +130,25 @@ def finite(m):
 
 
 @rowwise
-def slack_of(l):
-    """By how much, in base 2, later scores of a row may exceed m, given the sum of its first weights.
+def ceiling_of(m, l, factor):
+    """Up to which score m may stay as it is, given the sum of the row's first weights: what is to weigh half of it.
 
-    As much as makes the largest weight a quarter of that sum. A row that is a few keys' affair has none: there m stays
-    the largest score, whose weight is then exactly 1, while all others are rounded to 16 bits.
+    A row that is a few keys' affair has no such room: there m is the largest score, whose weight is exactly 1, while
+    all others are rounded to 16 bits. (Weights up to 2^8 whatever the row: 1.2 times the error on large scores.)
     """
-    return log2(l) - float32(2)
+    return m + quotient(log2(l) - float32(1), factor)
 
 
 @rowwise
-def lagging(m_new, m, slack, factor):
-    """m, as long as the largest score exceeds it by no more than its slack: then alpha is 1."""
-    return m if (m_new - m) * factor <= slack else m_new
+def lagging(m_new, m, ceiling):
+    """m instead of the running max, where that is not above the row's ceiling: then alpha is 1."""
+    return m if m_new <= ceiling else m_new
 
 
 @rowwise
-def slack_left(slack, m_new, m):
-    """What a row's slack is after a step."""
-    return slack if m_new == m else float32(0)
+def raised(ceiling, m):
+    """The ceiling of a row whose m has grown is m."""
+    return maximum(ceiling, m)
 
 
 @rowwise
