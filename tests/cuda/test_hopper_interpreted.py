@@ -177,7 +177,7 @@ FAULTS = {
             return load_q("""), ("""        if q_in_registers:
             mbarrier_arrive(shared + q_empty + 8 * place)
 """, "        pass\n")]),
-    "O isn't multiplied by alpha": ("forward", [("o = rescaled(o, alpha)", "pass")]),
+    "O isn't multiplied by alpha": ("forward", [("o = rescaled(o, alpha) if lags else scaled(o, alpha)", "pass")]),
     "nobody waits for V": ("forward", [("wait_for(shared + v_full + 8 * next_stage, next_phase)", "pass")]),
     "dS isn't seen by products": ("backward", [("fence_async()   ", "pass   ")]),
     "dS overwrites what the other consumer reads": ("backward", [("tile.ds_slots)", "2)")]),

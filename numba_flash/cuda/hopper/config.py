@@ -31,6 +31,8 @@ class Tile:
         Whether a consumer keeps its rows of Q in registers.
     turns : bool
         Whether consumers hand work to the tensor cores in turn.
+    lags : bool
+        Whether m may lag behind the running max: see `softmax.ceiling_of`.
     debug : bool
         Whether a wait that takes seconds ends the kernel with an error.
     """
@@ -43,6 +45,7 @@ class Tile:
     q_stages: int = 1
     q_in_registers: bool = False
     turns: bool = False
+    lags: bool = True
     debug: bool = False
 
     @property
@@ -89,7 +92,7 @@ class Tile:
 #     other shapes for options at d 128, TFLOP/s: softcap 465, without turns 446, block_n 80 and three consumers 445,
 #     block_n 112 405; window 502, block_n 176 424, 112 430, 80 and three consumers 459
 THREE = {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}
-TILES = ((64, 0, Tile(128, q_stages=2, **THREE)), (128, MANY, Tile(80, **THREE)),
+TILES = ((64, 0, Tile(128, q_stages=2, lags=False, **THREE)), (128, MANY, Tile(80, **THREE)),
          (128, 0, Tile(128, q_in_registers=True, turns=True)), (192, 0, Tile(112)), (256, 0, Tile(80)))
 SOFTCAP_TILES = (TILES[0], (128, 0, Tile(128, turns=True)), *TILES[3:])
 

@@ -51,7 +51,7 @@ from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shar
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number,
                                      tile_place)
-from ..tensor_cores.softmax import across_sum, ceiling_of, lagging, raised, rescaled
+from ..tensor_cores.softmax import across_sum, ceiling_of, lagging, raised, rescaled, scaled
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
 from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
 from .config import NOTE, ROWS, Layout
@@ -76,7 +76,7 @@ def make_forward(tile, spec):
     k_tiles, v_tiles, notes = layout.k, layout.v, layout.notes
     q_full, q_empty, k_full, k_empty, v_full, v_empty = layout.barriers
     q_boxes, v_boxes = round_up(d, BOX) // BOX, round_up(d_v, BOX) // BOX
-    alibi, sinks, q_in_registers, turns = spec.alibi, spec.sinks, tile.q_in_registers, tile.turns
+    alibi, sinks, q_in_registers, turns, lags = spec.alibi, spec.sinks, tile.q_in_registers, tile.turns, tile.lags
 
     q_map_address, k_map_address, v_map_address = map(make_parameter_address, range(3))
     give_registers = make_set_registers("dec", tile.producer_registers)
@@ -280,7 +280,8 @@ def make_forward(tile, spec):
                 s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
                 m_new = running_max(s, rest, m)
                 p, l, _ = weights(s, rest, m_new, m, l, factor)
-                m, ceiling, p16 = m_new, ceiling_of(m_new, across_sum(l), factor), pack16(p)
+                m, p16 = m_new, pack16(p)
+                ceiling = ceiling_of(m, across_sum(l), factor) if lags else m
                 wait_for(shared + v_full + 8 * stage, phase)
 
                 j += int32(1)
@@ -300,15 +301,18 @@ def make_forward(tile, spec):
                     if leader:
                         mbarrier_arrive(shared + k_empty + 8 * next_stage)
                     s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                    m_new = lagging(running_max(s, rest, m), m, ceiling)
+                    m_new = running_max(s, rest, m)
+                    if lags:
+                        m_new = lagging(m_new, m, ceiling)
+                        ceiling = raised(ceiling, m_new)
                     p, l, alpha = weights(s, rest, m_new, m, l, factor)
-                    m, ceiling = m_new, raised(ceiling, m_new)
+                    m = m_new
                     wait_for(shared + v_full + 8 * next_stage, next_phase)      # here, as it keeps the next wait below
                     o = wait_all(o)
                     if leader:
                         mbarrier_arrive(shared + v_empty + 8 * stage)
                     p16 = pack16(p)             # only now: the product before has read the registers of the last P
-                    o = rescaled(o, alpha)
+                    o = rescaled(o, alpha) if lags else scaled(o, alpha)
                     stage, phase = next_stage, next_phase
                     j += int32(1)
 
