@@ -32,12 +32,10 @@ def with_table(words, header, rows, part):
     return f"{paragraph(*words)}\n{markdown(header, rows)}\n" + (f"\n{paragraph(gone)}" if gone else "")
 
 
-def without_mma(part, dtype, unit):
-    """Words that a Hopper GPU's float32 figures are older than `auto`'s choice there; none where they have `mma`."""
-    measured = {name.split()[0] for name in names(part["rows"], unit)}
-    if dtype != "float32" or "compute capability 9.0" not in part.get("gpu", "") or "mma" in measured:
-        return ""
-    return " (`auto` takes `mma` here since, which these runs did not measure)"
+def chunks(rivals):
+    """What `memory-efficient` is, if it is one of them."""
+    return ("`memory-efficient`, in the benchmarks only, has `standard` compute Rabe and Staats' chunks of 2048 "
+            "queries and keys." if "memory-efficient" in rivals else "")
 
 
 # ---- a CPU -----------------------------------------------------------------------------------------------------------
@@ -71,14 +69,14 @@ def cpu_memory(part):
 def ladder(part, dtype):
     """Speed of every rung beside its peers, in one dtype."""
     rungs = names(part["rows"], "TFLOP/s")
-    ratios = names([{key: x for key, x in row.items() if " / " in key} for row in part["rows"]], "torch efficient")
+    peer = "cudnn" if "cudnn" in rungs else "torch efficient"           # the fastest
+    ratios = names(part["rows"], f"/ {peer}")
     rows = [(row["direction"], row["d"], row["mask"], *(cell(row, f"{name} TFLOP/s", 1) for name in rungs),
-             *(cell(row, f"{name} torch efficient", 2) for name in ratios)) for row in part["rows"]]
-    header = "", "d", "mask", *map(label, rungs), *(f"{name} {label('torch efficient')}" for name in ratios)
+             *(cell(row, f"{name} / {peer}", 2) for name in ratios)) for row in part["rows"]]
+    header = "", "d", "mask", *map(label, rungs), *(f"{name} / {label(peer)}" for name in ratios)
     return f"### On a GPU, {dtype}\n\n" + with_table([
-        f"TFLOP/s on one {where(part)}{without_mma(part, dtype, 'TFLOP/s')}, 2048 / d heads, n 4096, batch 4, beside",
-        f"{torch(part)}'s backends (memory-efficient attention is the fused kernel that it has for float32)."],
-        header, rows, part)
+        f"TFLOP/s on one {where(part)}, 2048 / d heads, n 4096, batch 4, beside {torch(part)}'s backends; PyTorch",
+        "efficient is the fused kernel that it has for float32.", chunks(rungs)], header, rows, part)
 
 
 def by_length(rows, name, peer, *labels):
@@ -126,13 +124,12 @@ def memory(part, name):
         rows.append((label(rival), direction, *(cell(row, f"{measured} MiB", 1) for row in part["rows"])))
     header = "", "", *(f"n {row['n']}" for row in part["rows"])
     both = " (both: one pass after the other)" if any(direction == "both" for _, direction, *_ in rows) else ""
-    notes = ("`memory-efficient`, in the benchmarks only, has `standard` compute Rabe and Staats' chunks of 2048 "
-             "queries and keys." if any(rival == "memory-efficient" for rival, *_ in rows) else "")
+    notes = chunks([rival for rival, *_ in rows])
     gaps = [f"{label(rival)} at n {row['n']} ({row[f'{rival} not measured']})" for row in part["rows"]
             for rival in names([row], "not measured") if any(label(rival) == other for other, *_ in rows)]
     notes += f" Not measured: {', '.join(gaps)}." if gaps else ""
     return with_table([f"MiB beyond inputs and outputs, {part['heads']} heads of d {part['d']}, {name}, on",
-                       f"{where(part)}{both}{without_mma(part, name, 'MiB')}. {notes}"], header, rows, part)
+                       f"{where(part)}{both}. {notes}"], header, rows, part)
 
 
 def host(part, dtype):
@@ -142,7 +139,7 @@ def host(part, dtype):
 
     return paragraph(
         f"A {dtype} call at ({part['rows'][0]['shape']}) keeps the host busy for so many µs ({where(part)}):",
-        "; ".join(f"{row['direction']} {words(row)}" for row in part["rows"]) + f"{without_mma(part, dtype, 'us')}.")
+        "; ".join(f"{row['direction']} {words(row)}" for row in part["rows"]) + ".")
 
 
 def compiling(part):

@@ -158,17 +158,6 @@ def test_a_product_is_shown_with_its_other_runs(monkeypatch):
     assert "runs at 780 TFLOP/s in this run, 710 to 807 in others, as the clock varies; attention at n 16384" in text
 
 
-def test_float32_figures_without_mma_say_so():
-    hopper = {**WHERE, "gpu": "NVIDIA H200, compute capability 9.0", "heads": 4, "d": 64}
-    row = {"direction": "forward", "d": 64, "n": 4096, "mask": "full", "shape": "1, 1, 128, 64"}
-    for figure, unit, make in (("flash2 TFLOP/s", "TFLOP/s", readme.ladder), ("flash2 us", "us", readme.host),
-                               ("flash2 forward MiB", "MiB", readme.memory)):
-        old, new = ({**hopper, "rows": [{**row, name: 1.0}]} for name in (figure, figure.replace("flash2", "mma")))
-        assert "(`auto` takes `mma` here since" in " ".join(make(old, "float32").split()), unit
-        for part, dtype in (new, "float32"), (old, "float16"), ({**old, "gpu": "NVIDIA L4"}, "float32"):
-            assert "since" not in make(part, dtype), unit
-
-
 def test_what_nobody_measured_yet_has_no_section(monkeypatch):
     kept = {name: readme.read(name) for name in ("cpu", "ladder")}
     monkeypatch.setattr(readme, "read", lambda name: kept.get(name, {}))

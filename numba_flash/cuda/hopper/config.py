@@ -79,16 +79,17 @@ class Tile:
 #     consumers hand work to the tensor cores in turn, TFLOP/s at n 1024, 4096, 16384 with and without a causal mask:
 #       d 128 540 580 614, 427 491 580 -> 562 606 617, 432 504 595; not for d 64, 256, nor, with the next, for d 192
 #       softcap, n 4096, 415 -> 430, and 449 with Q in shared memory
-#     O multiplied by alpha only where m has grown by much (`softmax.lagging`), n 4096 with and without a causal mask:
-#       d 128 608, 562 -> 637, 603      d 256, causal 515 -> 555      softcap, relative to plain attention, .66 -> .73,
-#       with two additions of four merged into multiplications, too
-#     with that, three consumers at d 128 from n 8192 on, n 8192 and 16384:
-#       without a mask 666 658 -> 665 677, causal 594 635 -> 604 643, but at n 4096, causal, 586 -> 501
-#       GQA 64/8 645 668 -> 693 699, causal 647 668 -> 621 658
+#     O multiplied by alpha only where m has passed the row's ceiling (`softmax.ceiling_of`), which most tiles of random
+#       scores don't reach: d 128 1.01 1.02 1.12, causal 1.08 1.09 1.20 -> 1.03 1.07 1.13, 1.12 1.17 1.15
+#       d 256 1.06 1.08 1.05, causal 1.05 1.12 1.18 -> 1.08 1.08 1.12, 1.07 1.16 1.24; not for d 64: 1.12 -> 1.05
+#     with that, three consumers at d 128 from n 8192 on, TFLOP/s at n 8192, 16384: 625 629, causal 572 611 -> 665 681,
+#       600 645; GQA 64/8 616 634, causal 621 636 -> 702 680, 627 647; but at n 4096, causal, 558 -> 493
 #   not kept
 #     one loop over the K/V tiles of all query tiles: d 64 .94 1.10 1.19 -> .89 1.05 1.10, d 128 the same or less
 #     every eighth exponential as a polynomial on the multiply-add units: d 64 1.00 1.11 1.16 -> .92 1.01 1.03
 #     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01
+#     m that lags by 2^8 in all rows: 4 % faster than with a ceiling, but on large scores 1.22 times the error; m that
+#     never lags, and O left alone where no row of the warp has grown: d 64 500 -> 480, d 128 the same
 #     other shapes for options at d 128, TFLOP/s: softcap 465, without turns 446, block_n 80 and three consumers 445,
 #     block_n 112 405; window 502, block_n 176 424, 112 430, 80 and three consumers 459
 THREE = {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}
