@@ -52,11 +52,15 @@ def rungs_16_bit(forward, mma, *names):
 
 
 def rungs_backward(ladder):
-    """Backward passes in float32."""
+    """Backward passes in float32, and on tensor cores."""
+    def speed(dtype, name):
+        return tflops(ladder[dtype]["rows"], name, direction="backward")
+
     counts = {name: predicted(name, "backward") for name in ("standard", "flash1", "flash2")}
     return markdown(("backward, float32", *COUNTS), [
-        (name, *(moved(count, True) if count else ("-",) * 3), tflops(ladder["rows"], name, direction="backward"))
-        for name, count in counts.items()])
+        (name, *(moved(count, True) if count else ("-",) * 3), speed("float32", name))
+        for name, count in counts.items()]) + "\n\n" + markdown(("backward, bfloat16", "TFLOP/s"), [
+            (name, speed("bfloat16", name)) for name in ("flash2", "mma", "hopper")])
 
 
 def ceiling(mma, forward):
@@ -81,10 +85,11 @@ def ceiling(mma, forward):
 
 def syllabus():
     """The figures of the course, by name."""
-    ladder, memory, forward, mma = read("ladder")["float32"], read("memory")["float32"], read("forward"), read("mma")
+    rungs, memory, forward, mma = read("ladder"), read("memory")["float32"], read("forward"), read("mma")
+    ladder = rungs["float32"]
     return {"circumstances": circumstances(ladder, forward), "standard": rungs_float32(ladder, memory, "standard"),
             "flash1": rungs_float32(ladder, memory, "standard", "flash1"),
             "flash2": rungs_float32(ladder, memory, "flash1", "flash2"),
             "mma": rungs_16_bit(forward, mma["bfloat16"], "mma"),
             "hopper": rungs_16_bit(forward, mma["bfloat16"], "mma", "hopper"),
-            "backward": rungs_backward(ladder), "ceiling": ceiling(mma["float32"], forward)}
+            "backward": rungs_backward(rungs), "ceiling": ceiling(mma["float32"], forward)}
