@@ -104,6 +104,8 @@ def traffic_panels(result):
     panels = []
     for part, content in result.items():
         for row in content["rows"]:
+            if "not measured" in row:
+                continue
             title = f"{row['direction']}, {part}"
             if title not in [panel.title for panel in panels]:
                 panels.append(Panel(title, "GB read and written"))

@@ -80,7 +80,7 @@ def ceiling(mma, forward):
         "in the README's tables.") + "\n" if others else ""
     return (markdown((f"bfloat16, n {part['rows'][0]['n']}, d", "hopper TFLOP/s",
                       f"product of {part['size']} x {part['size']}", "share"), product) + "\n\n" + spread
-            + markdown((f"float32, n {N}", "d", "mma TFLOP/s", "PyTorch", "ratio"), peers))
+            + markdown((f"float32, n {N}", "d", "mma TFLOP/s", "PyTorch efficient", "ratio"), peers))
 
 
 def syllabus():

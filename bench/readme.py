@@ -48,7 +48,7 @@ def cpu_speed(part):
              *(cell(row, f"numba_flash / {name}", digits) for name, digits in (("torch", 2), ("numpy", 1))))
             for row in part["rows"]]
     most = f"A product of two matrices runs at {part['ceiling']['float32']:.0f}." if "ceiling" in part else ""
-    header = "", "batch, heads, n, d", "mask", *map(label, rivals), "of PyTorch", "of NumPy"
+    header = "", "batch, heads, n, d", "mask", *map(label, rivals), "numba_flash / PyTorch", "numba_flash / NumPy"
     return "### On a CPU, float32\n\n" + paragraph(
         f"GFLOP/s on {where(part)}, beside {torch(part)} and the formula written in NumPy {part['versions']['numpy']},",
         "all in one run. Causal attention counts half of the operations.", most) + f"\n{markdown(header, rows)}\n"
@@ -76,7 +76,9 @@ def ladder(part, dtype):
     header = "", "d", "mask", *map(label, rungs), *(f"{name} / {label(peer)}" for name in ratios)
     return f"### On a GPU, {dtype}\n\n" + with_table([
         f"TFLOP/s on one {where(part)}, 2048 / d heads, n 4096, batch 4, beside {torch(part)}'s backends; PyTorch",
-        "efficient is the fused kernel that it has for float32.", chunks(rungs)], header, rows, part)
+        "efficient is the fused kernel that it has for float32"
+        + (", PyTorch math keeps all scores for its backward pass." if "torch math" in rungs else "."), chunks(rungs)],
+        header, rows, part)
 
 
 def by_length(rows, name, peer, *labels):
@@ -103,6 +105,8 @@ def mma(part, dtype):
             means.append(f"{geometric_mean(ratios(peer, direction)):.2f} {direction}")
     lines = [f"TFLOP/s of `mma` in {dtype} on one {where(part)}, and in parentheses how many times as fast it is as",
              f"{label(peer)} ({torch(part)}); 2048 / d heads, 16384 / n batches. Geometric mean: {', '.join(means)}."]
+    if len(ratios(peer)) < len(rows):
+        lines.append(f"(-): {label(peer)} did not run (mostly for want of memory); means are of the others.")
     if ratios("mma deterministic"):
         lines += ["With `deterministic=True`, the same bits in every run, gradients take",
                   f"{span(ratios('mma deterministic'), 2)} times as long."]
@@ -214,7 +218,7 @@ def matmul(part):
         f"A bfloat16 product of two {part['size']} x {part['size']} matrices runs at {one['matmul TFLOP/s']:.0f}",
         f"TFLOP/s{spread} attention at n {one['n']}, {one['mask']}, at",
         " and ".join(f"{row['share']:.0%} of that for d {row['d']}" for row in part["rows"]),
-        f"(in turns with it, in a run of its own, {part['date']}, in which both are slower than in others).")
+        f"(in turns with it, in a run of its own, {part['date']}, in which attention is slower than in the table).")
 
 
 def error(part):
@@ -245,10 +249,12 @@ def traffic(part, dtype):
     rows = [(row["direction"], row["engine"], *(cell(row, name, 1) for name in columns),
              cell(row, "counted / predicted", 2)) for row in part["rows"] if "not measured" not in row]
     sizes = part["sizes"]
+    asking = [f"`{name}`" for name in ("flash2", "mma", "hopper") if any(name == engine for _, engine, *_ in rows)]
     return paragraph(
         f"{dtype} on one {where(part)}, batch {sizes['batch']}, {sizes['heads']} heads, n {sizes['n']},",
         f"d {sizes['d']}, counted by ncu. The last column is what HBM saw, read and written, to what was predicted: L2",
-        "keeps the K and V of the heads at work, which `flash2`, `mma` and `hopper` ask for again and again."
+        f"keeps the K and V of the heads at work, which {', '.join(asking)} ask for again and again, and CuPy's",
+        "softmax is several passes for `standard`."
     ) + "\n" + markdown(("", "engine", *columns, "counted / predicted"), rows) + "\n"
 
 
@@ -258,7 +264,7 @@ def train(part, place):
     rows = [(row["engine"], row["attention in"], cell(row, "tokens/s", 0), cell(row, "of the first", 2))
             for row in part["rows"]]
     return paragraph(f"Tokens/s of `python -m numba_flash demo {settings}` on {where(part)}:") + "\n" + markdown(
-        ("engine", "attention in", "tokens/s", "of the first"), rows) + "\n"
+        ("engine", "dtype of attention", "tokens/s", "times the first"), rows) + "\n"
 
 
 FORWARD = {"speed": speed, "gqa": gqa, "options": options, "matmul": matmul, "error": error}

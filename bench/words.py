@@ -52,7 +52,7 @@ def span(values, digits):
 
 def other_products(part, dtype="bfloat16"):
     """The smallest and the largest TFLOP/s of the same matrix product in all other runs on the same GPU, if any."""
-    parts = [other for name in ("forward", "backward", "ladder") for other in read(name).values()]
+    parts = [other for name in ("forward", "backward", "ladder", "mma") for other in read(name).values()]
     found = [other["ceiling"][dtype] for other in parts
              if other.get("gpu") == part["gpu"] and dtype in other.get("ceiling", ())]
     return span(found, 0) if found else ""

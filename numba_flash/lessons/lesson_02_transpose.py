@@ -13,8 +13,8 @@ run in step, then reads one stretch of memory, and the memory delivers it in pie
 numbers each.
 
 Both axes have a tail now: check both. The report counts the pieces that all warps move. What is
-read here comes in few; what is written goes to y in columns, each number into a piece of its own.
-The next lesson does something about that.
+read here comes in few; what is written goes to y in columns: it takes twice as many. (The other way
+round the reads do.) The next lesson does something about that.
 """
 
 import numpy as np

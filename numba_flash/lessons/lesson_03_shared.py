@@ -1,9 +1,9 @@
 """Shared memory and a barrier: a transpose without scattered writes.
 
-Whichever way round you do it, the plain transpose reads or writes global memory in columns, one
-piece of 32 bytes for each number. The way out: a block copies an 8 x 8 tile of x to *shared
-memory*, which is near and doesn't mind columns, and writes y from there, row by row. Both
-directions now touch global memory along rows.
+Whichever way round you do it, the plain transpose reads or writes global memory in columns, and
+moves more pieces of 32 bytes than it has numbers for. The way out: a block copies an 8 x 8 tile of
+x to *shared memory*, which is near and doesn't mind columns, and writes y from there, row by row.
+Both directions now touch global memory along rows.
 
     tile = cuda.shared.array((TILE, TILE), np.float32)
 

@@ -144,7 +144,8 @@ def test_mma_is_shown_by_length_beside_one_peer():
             row("backward", 1024, 100.4)]
     text = " ".join(readme.mma({**WHERE, "rows": rows, "ceiling": {"bfloat16": 700.0}}, "bfloat16").split())
     assert "| forward | 64 | full | 300 (2.00) | 400 (0.50) | | backward | 64 | full | 100 (-) | 200 (1.50) |" in text
-    assert "Geometric mean: 1.00 forward, 1.50 backward. With `deterministic=True`, the same bits in every run" in text
+    assert "Geometric mean: 1.00 forward, 1.50 backward. (-): PyTorch flash did not run" in text
+    assert "means are of the others. With `deterministic=True`, the same bits in every run" in text
     assert "gradients take 1.20 times as long" in text
     assert "is 2.0 to 2.5 times as fast" in text and "`standard`" not in text and "runs at 700" in text
 
@@ -153,7 +154,7 @@ def test_a_product_is_shown_with_its_other_runs(monkeypatch):
     runs = {"a": {**WHERE, "ceiling": {"bfloat16": 806.6, "float16": 900.0}}, "b": {**WHERE, "ceiling": {"float16": 1}},
             "c": WHERE, "d": {**WHERE, "gpu": "another", "ceiling": {"bfloat16": 100.0}}}
     other = {"e": {**WHERE, "ceiling": {"bfloat16": 710.2}}}
-    monkeypatch.setattr(words, "read", {"forward": runs, "backward": other, "ladder": {}}.get)
+    monkeypatch.setattr(words, "read", {"forward": runs, "backward": other, "ladder": {}, "mma": {}}.get)
     text = words_of(FORWARD, ["matmul"])
     assert "runs at 780 TFLOP/s in this run, 710 to 807 in others, as the clock varies; attention at n 16384" in text
 
