@@ -122,7 +122,7 @@ def attention_backward(do, q, k, v, o, lse, *, dlse=None, need=(), deterministic
     dlse : array of shape (batch, heads, n_q), optional
         Gradient arriving at lse.
     need : {"bias", "sinks"}, or a sequence of them
-        Further gradients to return; they come in this order.
+        Further gradients to return: that of bias first, then that of sinks, whatever the order here.
     deterministic : bool
         Ask for results that repeat bit by bit.
     kernel : str

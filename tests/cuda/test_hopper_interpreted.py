@@ -181,6 +181,8 @@ FAULTS = {
     "nobody waits for V": ("forward", [("wait_for(shared + v_full + 8 * next_stage, next_phase)", "pass")]),
     "dS isn't seen by products": ("backward", [("fence_async()   ", "pass   ")]),
     "dS overwrites what the other consumer reads": ("backward", [("tile.ds_slots)", "2)")]),
+    "wide heads: P is written over before it has been read": ("backward_wide", [
+        ("wait_for(shared + ds_full, add_phase)           # of", "pass        # of")]),
     "Q's and dO's places are given back too early": ("backward", [
         ("                    dk, dv = wait_all_but_one(dk), wait_all_but_one(dv)\n", ""),
         ("barrier_arrive(TURN + 1", "dk, dv = wait_all_but_one(dk), wait_all_but_one(dv)\n"
@@ -199,16 +201,18 @@ def test_a_fault_is_seen(monkeypatch, fault):
         source = source.replace(old, new)
     changed = dict(vars(kernels))
     exec(source, changed)
-    monkeypatch.setattr(kernels, f"make_{name}", changed[f"make_{name}"])
+    make = "make_forward" if name == "forward" else "make_backward"
+    monkeypatch.setattr(kernels, make, changed[make])
     monkeypatch.setattr(interpreted, "kernel", interpreted.kernel.__wrapped__)
     if name == "forward":           # consumers that take turns meet so often that faults hide
         monkeypatch.setattr(config, "TILES", ((128, 0, config.Tile(128, q_in_registers=True)),))
-    sizes = {"heads": 3, "n_q": 130, "n_k": 300, "d": 128} if name == "forward" else {
-        "heads": 1, "n_q": 500, "n_k": 100, "d": 64}
+    sizes = {"forward": {"heads": 3, "n_q": 130, "n_k": 300, "d": 128},
+             "backward": {"heads": 1, "n_q": 500, "n_k": 100, "d": 64},
+             "backward_wide": {"heads": 1, "n_q": 300, "n_k": 64, "d": 192}}[name]
     do, q, k, v = problem(**sizes, dtype=BFLOAT16)
     inputs = do, q, growing(k), v
-    call = Call(*inputs, early=0, processors=1)
+    call = Call(*inputs, early=.5 if name == "backward_wide" else 0, processors=1)
     with pytest.raises(AssertionError):
         o, lse = call.forward()
-        gradients = call.backward() if name == "backward" else attention_backward(*inputs, o, lse)
+        gradients = attention_backward(*inputs, o, lse) if name == "forward" else call.backward()
         check_answer((o, lse, *gradients), *inputs)

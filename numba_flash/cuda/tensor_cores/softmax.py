@@ -134,7 +134,8 @@ def ceiling_of(m, l, factor):
     """Up to which score m may stay as it is, given the sum of the row's first weights: what is to weigh half of it.
 
     A row that is a few keys' affair has no such room: there m is the largest score, whose weight is exactly 1, while
-    all others are rounded to 16 bits. (Weights up to 2^8 whatever the row: 1.2 times the error on large scores.)
+    all others are rounded to 16 bits. (Weights up to 2^8 whatever the row: 1.2 times the error on large scores.) No
+    weight passes 64, half of a tile's columns: so O might overflow where values in bfloat16 pass 5e36.
     """
     return m + quotient(log2(l) - float32(1), factor)
 
