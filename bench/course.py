@@ -38,14 +38,13 @@ def circumstances(ladder, forward):
 
 
 def rungs_16_bit(forward, mma, *names):
-    """Kernels on tensor cores, and what their bytes would be with the query tiles of flash2."""
+    """Kernels on tensor cores."""
     def row(words, block_m, measured):
         count = traffic.flash_attention_2_traffic(N, N, D, block_m=block_m, block_n=1, itemsize=2)
         return words.format(block_m), *moved(count), measured
 
     tiles = query_rows()
-    rows = {"flash2": row("with query tiles of {} rows, as in flash2", tiles["flash2"], "-"),
-            "mma": row("mma, query tiles of {} rows", tiles["mma"], tflops(mma["rows"], "mma", direction="forward")),
+    rows = {"mma": row("mma, query tiles of {} rows", tiles["mma"], tflops(mma["rows"], "mma", direction="forward")),
             "hopper": row("hopper, query tiles of {} rows", tiles["hopper"],
                           tflops(forward["speed"]["rows"], "hopper", dtype="bfloat16"))}
     return markdown(("forward, bfloat16", *COUNTS), [rows[name] for name in names])

@@ -128,9 +128,9 @@ def test_the_course_shows_mma_once_it_was_measured():
     forward = {"speed": {"rows": [{"dtype": "bfloat16", "n": N, "d": D, "mask": "full", "hopper TFLOP/s": 500.0}]}}
     row = {"direction": "forward", "n": N, "d": D, "mask": "full"}
     assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | 222.0 |" in rungs_16_bit(
-        forward, {"rows": [{**row, "mma TFLOP/s": 222.0}]}, "flash2", "mma")
+        forward, {"rows": [{**row, "mma TFLOP/s": 222.0}]}, "mma")
     assert "| mma, query tiles of 128 rows | 4.4 | 0.1 | 124 | - |" in rungs_16_bit(forward, {"rows": [row]}, "mma")
-    assert "mma" not in rungs_16_bit(forward, {"rows": [row]}, "flash2", "hopper")
+    assert "mma" not in rungs_16_bit(forward, {"rows": [row]}, "hopper")
 
 
 def test_mma_is_shown_by_length_beside_one_peer():

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ..tensor_cores.spec import BOX, ITEM, WARPGROUP, SumParts, Spec, round_up
+from ..tensor_cores.spec import BOX, BOX_BYTES, ITEM, WARPGROUP, SumParts, Spec, round_up
 
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
 BARRIER, NOTE = 8, 32   # bytes
-NUMBERS = 32            # in float32 in a row of a box
+NUMBERS = BOX_BYTES // 4    # in float32 in a row of a box
 TARGET = 9, 0, "a"      # wgmma and setmaxnreg are Hopper's own
 MANY = 8192             # keys, which repay query tiles that are less even
 
@@ -248,7 +248,7 @@ class BackwardLayout:
 
     @property
     def number_rows(self):
-        """Rows of a box, 32 numbers each, that lse and delta of a query tile are copied as."""
+        """Rows of the box that lse and delta of a query tile are copied as."""
         return 2 * self.tile.block_m // NUMBERS
 
     @property

@@ -278,9 +278,9 @@ def make_forward(tile, spec):
 
                 # mask, online softmax: m, P, l
                 s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                m_new = running_max(s, rest, m)
-                p, l, _ = weights(s, rest, m_new, m, l, factor)
-                m, p16 = m_new, pack16(p)
+                m_old, m = m, running_max(s, rest, m)
+                p, l, _ = weights(s, rest, m, m_old, l, factor)
+                p16 = pack16(p)
                 ceiling = ceiling_of(m, across_sum(l), factor) if lags else m
                 wait_for(shared + v_full + 8 * stage, phase)
 
@@ -301,12 +301,11 @@ def make_forward(tile, spec):
                     if leader:
                         mbarrier_arrive(shared + k_empty + 8 * next_stage)
                     s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                    m_new = running_max(s, rest, m)
+                    m_old, m = m, running_max(s, rest, m)
                     if lags:
-                        m_new = lagging(m_new, m, ceiling)
-                        ceiling = raised(ceiling, m_new)
-                    p, l, alpha = weights(s, rest, m_new, m, l, factor)
-                    m = m_new
+                        m = lagging(m, m_old, ceiling)
+                        ceiling = raised(ceiling, m)
+                    p, l, alpha = weights(s, rest, m, m_old, l, factor)
                     wait_for(shared + v_full + 8 * next_stage, next_phase)      # here, as it keeps the next wait below
                     o = wait_all(o)
                     if leader:

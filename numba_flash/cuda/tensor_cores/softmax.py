@@ -141,9 +141,9 @@ def ceiling_of(m, l, factor):
 
 
 @rowwise
-def lagging(m_new, m, ceiling):
-    """m instead of the running max, where that is not above the row's ceiling: then alpha is 1."""
-    return m if m_new <= ceiling else m_new
+def lagging(m, m_old, ceiling):
+    """The old m instead of the running max, where that is not above the row's ceiling: then alpha is 1."""
+    return m_old if m <= ceiling else m
 
 
 @rowwise

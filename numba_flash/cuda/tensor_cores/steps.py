@@ -14,8 +14,7 @@ from ..ptx.formats import PART, make_pack, make_store_parts
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
 from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, make_squash,
-                      normalised, plus, probability, product, scaled, squash_four, top, total, visible,
-                      weight_of)
+                      normalised, plus, probability, product, scaled, squash_four, top, total, visible, weight_of)
 from .spec import LOG2_E
 
 first_row, first_column, plus_rows = device(first_row), device(first_column), rowwise(plus)
@@ -142,7 +141,7 @@ def make_online_softmax(spec):
     running_max
         ``running_max(s, rest, m)``: the new m.
     weights
-        ``weights(s, rest, m_new, m, l, factor)``: P, and the new l, and alpha.
+        ``weights(s, rest, m, m_old, l, factor)``: P, and the new l, and alpha.
     """
     has_rest = spec.alibi or spec.softcap
 
@@ -151,9 +150,9 @@ def make_online_softmax(spec):
         return across_max(plus_rows(fold_max(s, less(m, rest)), rest) if has_rest else fold_max(s, m))
 
     @device
-    def weights(s, rest, m_new, m, l, factor):
-        base = finite(m_new)
-        alpha = growth(m, base, factor)
+    def weights(s, rest, m, m_old, l, factor):
+        base = finite(m)
+        alpha = growth(m_old, base, factor)
         p = probability(s, factor, product(less(base, rest) if has_rest else base, factor))
         return p, fold_sum(p, product(l, alpha)), alpha
 
