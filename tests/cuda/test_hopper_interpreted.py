@@ -125,6 +125,8 @@ CASES = [
     ({"heads": 3, "kv_heads": 1, "n_q": 70, "n_k": 100, "d": 256, "dtype": FLOAT16}, {"early": 1, "shares": 3}),
     ({"heads": 1, "n_q": 100, "n_k": 130, "d": 256, "d_v": 72}, {"softcap": 2.0, "window": (60, 20)}),
     ({"heads": 1, "n_q": 65, "n_k": 130, "d": 144}, {"alibi_slopes": np.float32([-.2]), "softcap": 2.0}),
+    ({"heads": 2, "n_q": 140, "n_k": 530, "d": 64}, {"softcap": 30.0, "window": (400, 20)}),
+    ({"heads": 1, "n_q": 70, "n_k": 390, "d": 128, "dtype": FLOAT16}, {"softcap": 20.0, "scale": -.1}),
 ]
 
 
@@ -150,6 +152,14 @@ def test_scores_that_grow(d):
     check_answer(both(do, q, k, v), do, q, k, v)
 
 
+@pytest.mark.parametrize("scale, softcap", [(.1, 30.0), (-.1, 8.0), (1e-6, 1e-4), (1e-30, 2.0)])
+def test_scores_that_grow_under_a_softcap(scale, softcap):
+    """Small ones go another way than large ones."""
+    do, q, k, v = problem(heads=1, n_q=100, n_k=450, d=128, dtype=BFLOAT16)
+    k, options = growing(k), {"scale": scale, "softcap": softcap}
+    check_answer(both(do, q, k, v, **options), do, q, k, v, **options)
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.3])
 def test_hidden_keys_may_hold_nan(scale):
     """Keys, under a softcap, where scores share a reciprocal."""
@@ -163,7 +173,12 @@ def test_hidden_keys_may_hold_nan(scale):
     np.testing.assert_allclose(lse, right_lse, rtol=1e-4, atol=1e-4)
 
 
+NEAR = "may_be_near and all_see and are_near(s, ceiling, scale, cap)"
 FAULTS = {
+    "under a softcap, large scores are taken for small": ("forward", [(NEAR, "may_be_near and all_see")],
+                                                          {"softcap": 30.0}),
+    "under a softcap, keys past the last are seen": ("forward", [(NEAR, NEAR.replace("and all_see ", ""))],
+                                                     {"softcap": 30.0, "scale": .005}),
     "K's place is given back before S has read it": ("forward", [(
         """                    s = wait_all_but_one(s)
                     if leader:
@@ -177,7 +192,7 @@ FAULTS = {
             return load_q("""), ("""        if q_in_registers:
             mbarrier_arrive(shared + q_empty + 8 * place)
 """, "        pass\n")]),
-    "O isn't multiplied by alpha": ("forward", [("o = rescaled(o, alpha) if lags else scaled(o, alpha)", "pass")]),
+    "O isn't multiplied by alpha": ("forward", [("o = rescaled(o, alpha)", "pass")]),
     "nobody waits for V": ("forward", [("wait_for(shared + v_full + 8 * next_stage, next_phase)", "pass")]),
     "dS isn't seen by products": ("backward", [("fence_async()   ", "pass   ")]),
     "dS overwrites what the other consumer reads": ("backward", [("tile.ds_slots)", "2)")]),
@@ -193,7 +208,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_seen(monkeypatch, fault):
     """The test of the test: a kernel with a fault that a GPU might show once in a while, or never."""
-    name, changes = FAULTS[fault]
+    name, changes, *more = FAULTS[fault]
+    options = more[0] if more else {}
     kernels = import_module(f"numba_flash.cuda.hopper.{name}")
     source = Path(kernels.__file__).read_text()
     for old, new in changes:
@@ -206,13 +222,14 @@ def test_a_fault_is_seen(monkeypatch, fault):
     monkeypatch.setattr(interpreted, "kernel", interpreted.kernel.__wrapped__)
     if name == "forward":           # consumers that take turns meet so often that faults hide
         monkeypatch.setattr(config, "TILES", ((128, 0, config.Tile(128, q_in_registers=True)),))
-    sizes = {"forward": {"heads": 3, "n_q": 130, "n_k": 300, "d": 128},
+    sizes = {"forward": {"heads": 1, "n_q": 130, "n_k": 450, "d": 128} if options else
+             {"heads": 3, "n_q": 130, "n_k": 300, "d": 128},
              "backward": {"heads": 1, "n_q": 500, "n_k": 100, "d": 64},
              "backward_wide": {"heads": 1, "n_q": 300, "n_k": 64, "d": 192}}[name]
     do, q, k, v = problem(**sizes, dtype=BFLOAT16)
     inputs = do, q, growing(k), v
-    call = Call(*inputs, early=.5 if name == "backward_wide" else 0, processors=1)
+    call = Call(*inputs, early=.5 if name == "backward_wide" else 0, processors=1, **options)
     with pytest.raises(AssertionError):
         o, lse = call.forward()
-        gradients = attention_backward(*inputs, o, lse) if name == "forward" else call.backward()
-        check_answer((o, lse, *gradients), *inputs)
+        gradients = attention_backward(*inputs, o, lse, **options) if name == "forward" else call.backward()
+        check_answer((o, lse, *gradients), *inputs, **options)

@@ -64,7 +64,7 @@ def test_options(engine, options, n_q, n_k):
     check(engine, *problem(n_q=n_q, n_k=n_k, d=64, dtype=BFLOAT16), **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (8191, 30)}, {"softcap": 2.0},
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (8191, 30)}, {"softcap": 20.0},
                                      {"alibi_slopes": np.float32([.01, -.02]), "causal": True}], ids=str)
 def test_many_keys(engine, options):
     """`hopper` has another tile shape for them."""
@@ -75,6 +75,16 @@ def test_many_keys(engine, options):
 def test_scores_that_grow(engine, d):
     do, q, k, v = problem(n_q=200, n_k=450, d=d, dtype=BFLOAT16)
     check(engine, do, q, growing(k), v)
+
+
+@pytest.mark.parametrize("options", [{"softcap": 30.0}, {"softcap": 8.0, "scale": -.1}, {"softcap": 250.0, "scale": 1.0},
+                                     {"softcap": 20.0, "causal": True, "window": (300, None)}], ids=str)
+@pytest.mark.parametrize("d", [64, 128, 192, 256])
+def test_scores_that_grow_under_a_softcap(engine, d, options):
+    """`hopper` has a shorter way for small ones."""
+    do, q, k, v = problem(n_q=200, n_k=900, d=d, dtype=BFLOAT16)
+    for keys in k, growing(k):
+        check(engine, do, q, keys, v, **options)
 
 
 def test_heads_that_share_keys(engine):

@@ -31,8 +31,6 @@ class Tile:
         Whether a consumer keeps its rows of Q in registers.
     turns : bool
         Whether consumers hand work to the tensor cores in turn.
-    lags : bool
-        Whether m may lag behind the running max: see `softmax.ceiling_of`.
     debug : bool
         Whether a wait that takes seconds ends the kernel with an error.
     """
@@ -45,7 +43,6 @@ class Tile:
     q_stages: int = 1
     q_in_registers: bool = False
     turns: bool = False
-    lags: bool = True
     debug: bool = False
 
     @property
@@ -75,13 +72,15 @@ class Tile:
 #     three consumers at d 64: .96 .97 .93 -> 1.02 1.15 1.22; causal .91 .95 .97 -> .88 1.05 1.17
 #     Q in registers at d 128: 1.06 .99 .98 -> 1.02 1.04 1.06; causal 1.12 1.29 1.11 -> 1.15 1.26 1.18
 #     relative to plain attention at d 128: ALiBi by one multiply-add .81 -> .94; four of a softcap's scores share a
-#     reciprocal .52 -> .63; a bit for each column of a mask, window of 1024 at n 16384 .74 -> .76
+#     reciprocal .52 -> .63; a polynomial in a softcap's place where scores are small (`steps.near_weights`) .69 -> .77,
+#     d 64 276 -> 360 TFLOP/s; a bit for each column of a mask, window of 1024 at n 16384 .74 -> .76
 #     consumers hand work to the tensor cores in turn, TFLOP/s at n 1024, 4096, 16384 with and without a causal mask:
 #       d 128 540 580 614, 427 491 580 -> 562 606 617, 432 504 595; not for d 64, 256, nor, with the next, for d 192
-#       softcap, n 4096, 415 -> 430, and 449 with Q in shared memory
+#       softcap, n 4096, 415 -> 430
 #     O multiplied by alpha only where m has passed the row's ceiling (`softmax.ceiling_of`), which most tiles of random
 #       scores don't reach: d 128 1.01 1.02 1.12, causal 1.08 1.09 1.20 -> 1.03 1.07 1.13, 1.12 1.17 1.15
-#       d 256 1.06 1.08 1.05, causal 1.05 1.12 1.18 -> 1.08 1.08 1.12, 1.07 1.16 1.24; not for d 64: 1.12 -> 1.05
+#       d 256 1.06 1.08 1.05, causal 1.05 1.12 1.18 -> 1.08 1.08 1.12, 1.07 1.16 1.24
+#       d 64, TFLOP/s, 434 508 540, causal 340 464 478 -> 444 520 538, 340 460 493
 #     with that, three consumers at d 128 from n 8192 on, TFLOP/s at n 8192, 16384: 625 629, causal 572 611 -> 665 681,
 #       600 645; GQA 64/8 616 634, causal 621 636 -> 702 680, 627 647; but at n 4096, causal, 558 -> 493
 #   not kept
@@ -90,12 +89,15 @@ class Tile:
 #     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01
 #     m that lags by 2^8 in all rows: 4 % faster than with a ceiling, but on large scores 1.22 times the error; m that
 #     never lags, and O left alone where no row of the warp has grown: d 64 500 -> 480, d 128 the same
-#     other shapes for options at d 128, TFLOP/s: softcap 465, without turns 446, block_n 80 and three consumers 445,
-#     block_n 112 405; window 502, block_n 176 424, 112 430, 80 and three consumers 459
+#     no maximum across the quad where no row of the warp passes its ceiling: d 128, causal, 615 -> 585
+#     other shapes for options at d 128, TFLOP/s: softcap 514, without turns 507, Q in shared memory 495, block_n 80 and
+#     three consumers 473, its polynomial apart from the exponentials 476; ALiBi 590, block_n 80 and three consumers
+#     561, 112 559; window 502, block_n 176 424, 112 430, 80 and three consumers 459, 64 429
+#     two consumers at d 64, n 1024, block_n 128, 176, 208: 437 -> 387, 371, 380
 THREE = {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}
-TILES = ((64, 0, Tile(128, q_stages=2, lags=False, **THREE)), (128, MANY, Tile(80, **THREE)),
+TILES = ((64, 0, Tile(128, q_stages=2, **THREE)), (128, MANY, Tile(80, **THREE)),
          (128, 0, Tile(128, q_in_registers=True, turns=True)), (192, 0, Tile(112)), (256, 0, Tile(80)))
-SOFTCAP_TILES = (TILES[0], (128, 0, Tile(128, turns=True)), *TILES[3:])
+SOFTCAP_TILES = TILES[0], *TILES[2:]
 
 
 def choose(spec, keys):

@@ -32,7 +32,8 @@ which a barrier for each of them arranges, so that both never do their softmax a
 idle.
 
 Exactness: m is the running max of the scores, or lags behind it where that costs no accuracy (`softmax.ceiling_of`), so
-that O is seldom multiplied by alpha. P is rounded to 16 bits after its sum was added to l.
+that O is seldom multiplied by alpha. Under a softcap, tiles of small scores take a polynomial for its tanh, and no
+maximum, as long as m stays (`steps.near_weights`). P is rounded to 16 bits after its sum was added to l.
 """
 
 from functools import lru_cache
@@ -51,9 +52,9 @@ from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shar
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number,
                                      tile_place)
-from ..tensor_cores.softmax import across_sum, ceiling_of, lagging, raised, rescaled, scaled
+from ..tensor_cores.softmax import across_sum, ceiling_of, lagging, raised, rescaled
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
-from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
+from ..tensor_cores.steps import are_near, make_online_softmax, make_score_tile, make_slope, make_store, near_weights
 from .config import NOTE, ROWS, Layout
 
 OWN, TURN = 1, 4            # the block's barriers from here on are the consumers' own, and their turns
@@ -76,7 +77,8 @@ def make_forward(tile, spec):
     k_tiles, v_tiles, notes = layout.k, layout.v, layout.notes
     q_full, q_empty, k_full, k_empty, v_full, v_empty = layout.barriers
     q_boxes, v_boxes = round_up(d, BOX) // BOX, round_up(d_v, BOX) // BOX
-    alibi, sinks, q_in_registers, turns, lags = spec.alibi, spec.sinks, tile.q_in_registers, tile.turns, tile.lags
+    alibi, sinks, q_in_registers, turns = spec.alibi, spec.sinks, tile.q_in_registers, tile.turns
+    may_be_near = spec.softcap and not alibi
 
     q_map_address, k_map_address, v_map_address = map(make_parameter_address, range(3))
     give_registers = make_set_registers("dec", tile.producer_registers)
@@ -281,7 +283,7 @@ def make_forward(tile, spec):
                 m_old, m = m, running_max(s, rest, m)
                 p, l, _ = weights(s, rest, m, m_old, l, factor)
                 p16 = pack16(p)
-                ceiling = ceiling_of(m, across_sum(l), factor) if lags else m
+                ceiling = ceiling_of(m, across_sum(l), factor)
                 wait_for(shared + v_full + 8 * stage, phase)
 
                 j += int32(1)
@@ -296,22 +298,25 @@ def make_forward(tile, spec):
                     o = multiply_pv(o, p16, shared + v_tiles + stage * v_bytes)
                     give_turn(consumer)
 
-                    # mask, online softmax: m, alpha, P, l
+                    # softcap, ALiBi, mask, online softmax: m, alpha, P, l
                     s = wait_all_but_one(s)
                     if leader:
                         mbarrier_arrive(shared + k_empty + 8 * next_stage)
-                    s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
-                    m_old, m = m, running_max(s, rest, m)
-                    if lags:
+                    all_see = all_first <= j * block_n and (j + 1) * block_n <= all_stop
+                    if may_be_near and all_see and are_near(s, ceiling, scale, cap):
+                        p, l, alpha = near_weights(s, m, l, scale, cap, factor)
+                    else:
+                        s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
+                        m_old, m = m, running_max(s, rest, m)
                         m = lagging(m, m_old, ceiling)
                         ceiling = raised(ceiling, m)
-                    p, l, alpha = weights(s, rest, m, m_old, l, factor)
+                        p, l, alpha = weights(s, rest, m, m_old, l, factor)
                     wait_for(shared + v_full + 8 * next_stage, next_phase)      # here, as it keeps the next wait below
                     o = wait_all(o)
                     if leader:
                         mbarrier_arrive(shared + v_empty + 8 * stage)
                     p16 = pack16(p)             # only now: the product before has read the registers of the last P
-                    o = rescaled(o, alpha) if lags else scaled(o, alpha)
+                    o = rescaled(o, alpha)
                     stage, phase = next_stage, next_phase
                     j += int32(1)
 

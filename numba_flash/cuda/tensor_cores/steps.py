@@ -8,13 +8,14 @@ from functools import lru_cache
 from math import inf
 
 from ..compile import device
-from ..ptx.arithmetic import fma, quotient, reciprocal
-from ..ptx.assembly import int32
+from ..ptx.arithmetic import fma, in_any_lane, quotient, reciprocal
+from ..ptx.assembly import float32, int32
 from ..ptx.formats import PART, make_pack, make_store_parts
 from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
 from ..signatures import real_type
-from .softmax import (across_max, across_sum, finite, fold_max, fold_sum, growth, hide, lse_of, make_squash,
-                      normalised, plus, probability, product, scaled, squash_four, top, total, visible, weight_of)
+from .softmax import (across_max, across_sum, finite, fold_max, fold_size, fold_sum, growth, hide, lse_of,
+                      make_squash, near_limit, near_probability, normalised, plus, probability, product, scaled,
+                      squash_four, top, total, visible, weight_of, within)
 from .spec import LOG2_E
 
 first_row, first_column, plus_rows = device(first_row), device(first_column), rowwise(plus)
@@ -157,6 +158,25 @@ def make_online_softmax(spec):
         return p, fold_sum(p, product(l, alpha)), alpha
 
     return running_max, weights
+
+
+@device
+def are_near(s, ceiling, scale, cap):
+    """Whether `near_weights` is right for ``q·k``: none of the warp's is large, nor may pass its row's ceiling."""
+    sizes = fold_size(s, (float32(0), float32(0)))
+    small = within(sizes, ceiling, scale, near_limit(scale, cap))
+    return not in_any_lane(int32(not (small[0] and small[1])))
+
+
+@device
+def near_weights(s, m, l, scale, cap, factor):
+    """P of ``q·k`` under a softcap, the new l, and alpha, which is 1 as m stays.
+
+    So nothing waits for a maximum, and the polynomial's multiply-adds run while special functions take exponentials.
+    """
+    ratio = quotient(scale, cap)
+    p = near_probability(s, scale * factor, ratio * ratio, product(m, factor))
+    return p, fold_sum(p, l), (float32(1), float32(1))
 
 
 @lru_cache(maxsize=None)
