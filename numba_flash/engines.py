@@ -9,6 +9,8 @@ An engine is a module with these functions, imported when it is first needed::
                                                               those have it that need more than NumPy or CuPy
     why_later(problem)                                        words if "auto" should rather take a later one, or None;
                                                               not every engine has it
+    prepare(problem, operands)                                all of `forward` but a launch, for `again`; an engine that
+                                                              has it takes None for an lse that nobody wants
 
 They get validated operands of sizes >= 1. `o` may have any strides; `lse` and the gradients are C-contiguous.
 """

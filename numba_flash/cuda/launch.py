@@ -1,4 +1,4 @@
-"""From a compiled kernel to a running one: the CUDA driver through ctypes, on CuPy's current device and stream.
+"""From a compiled kernel to a running one: the CUDA driver, on CuPy's current device and stream.
 
 Numba's own launcher takes 40 to 55 µs of host time a call; packing the arguments once and calling the driver takes
 about 5.
@@ -26,18 +26,13 @@ def _driver():
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
-def fail(name, code):
-    """Raise what a function of the driver returned."""
-    text = ctypes.c_char_p()
-    _driver().cuGetErrorString(code, ctypes.byref(text))
-    raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
-
-
 def call_driver(name, *args):
     """Call the driver; its errors become exceptions."""
     code = getattr(_driver(), name)(*args)
     if code:
-        fail(name, code)
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise RuntimeError(f"{name}: {(text.value or b'unknown error').decode()} ({code})")
 
 
 @lru_cache(maxsize=None)
@@ -110,8 +105,8 @@ class Launcher:
         call_driver("cuModuleGetFunction", ctypes.byref(self.function), self.module, kernel.name.encode())
         if shared_bytes > DEFAULT_SHARED:
             call_driver("cuFuncSetAttribute", self.function, MAX_DYNAMIC_SHARED, ctypes.c_int(shared_bytes))
-        self.current_stream, self.cu_launch = cupy.cuda.get_current_stream, _driver().cuLaunchKernel
-        self.shape = 1, 1, *block, 1, shared_bytes
+        self.current_stream, self.launch = cupy.cuda.get_current_stream, cupy.cuda.driver.launchKernel
+        self.handle, self.shape = self.function.value, (1, 1, *block, 1, shared_bytes)
         self.is_array = [parameter.startswith("array") for parameter in kernel.parameters]
         codes = [code for parameter in kernel.parameters for code in _codes(parameter)]
         parts = "@" + "P" * len(codes), *codes
@@ -120,32 +115,36 @@ class Launcher:
                         for n, code in enumerate(codes, 1)]
         self.buffer = ctypes.c_char * self.layout.size
 
-    def pack(self, args):
-        """Arguments as the driver takes them: a buffer of pointers, and behind them what they point to.
-
-        Each launch has its own, for another thread may launch the same kernel now. It doesn't keep arrays alive.
-        """
-        buffer = self.buffer()
-        start = ctypes.addressof(buffer)
-        flat = [start + offset for offset in self.offsets]
-        for arg, is_array in zip(args, self.is_array):
+    def flatten(self, args, first=0):
+        """What the driver is told of some arguments, from the `first` on; it doesn't keep arrays alive."""
+        flat = []
+        for arg, is_array in zip(args, self.is_array[first:]):
             if is_array:        # what Numba passes of an array: owner, parent, size, itemsize, address, shape, strides
                 flat += (0, 0, arg.size, arg.itemsize, arg.data.ptr, *arg.shape, *arg.strides)
             else:
                 flat.append(0 if arg is None else arg)
-        self.layout.pack_into(buffer, 0, *flat)
-        return buffer
+        return flat
+
+    def pack(self, flat):
+        """Flat arguments as the driver takes them: a buffer of pointers, and behind them what they point to.
+
+        Its address comes with it. Each launch has its own, for another thread may launch the same kernel now.
+        """
+        buffer = self.buffer()
+        start = ctypes.addressof(buffer)
+        self.layout.pack_into(buffer, 0, *(start + offset for offset in self.offsets), *flat)
+        return buffer, start
 
     def run(self, grid, packed):
-        """Launch `grid` blocks on CuPy's current stream with packed arguments; doesn't wait for them."""
-        stream = ctypes.c_void_p(self.current_stream().ptr)
-        code = self.cu_launch(self.function, grid, *self.shape, stream, packed, None)
-        if code:
-            fail("cuLaunchKernel", code)
+        """Launch `grid` blocks on CuPy's current stream with packed arguments; doesn't wait for them.
+
+        Through CuPy, as ctypes takes longer than the driver itself.
+        """
+        self.launch(self.handle, grid, *self.shape, self.current_stream().ptr, packed[1], 0)
 
     def __call__(self, grid, args):
         """Launch `grid` blocks with arrays, numbers and None, as the kernel takes them."""
-        self.run(grid, self.pack(args))
+        self.run(grid, self.pack(self.flatten(args)))
 
 
 def _codes(parameter):

@@ -51,13 +51,14 @@ class Call:
             self.run.map(f"{name}_map", self.there[name], its_rows)
         return [f"{name}_map" for name in rows]
 
-    def forward(self):
+    def forward(self, wants_lse=True):
         """o, lse."""
         p, run = self.problem, self.run
         spec = Spec.of(p)
         tile = config.choose(spec, self.keys)
         heads, tiles_m = p.batch * p.heads, -(-p.n_q // tile.block_m)
-        o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape, p.accumulator)
+        o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape if wants_lse else (p.batch, p.heads, 0),
+                                                                p.accumulator)
         run.launch("hopper.forward:make_forward", (tile, spec), config.Layout, min(tiles_m * heads, self.processors),
                    (*self.maps(q=config.ROWS, k=tile.block_n, v=tile.block_n), "o", "lse", "sinks", "alibi_slopes"),
                    (p.n_k, p.group, tiles_m * heads, tiles_m, min(2, heads), *numbers(spec, p)))
@@ -135,6 +136,12 @@ def test_right_answers(sizes, options):
     inputs = problem(**{"dtype": BFLOAT16, **sizes})
     check_answer(both(*inputs, **options), *inputs, **{name: x for name, x in options.items() if name not in (
         "early", "seed", "processors", "deterministic", "shares", "keys")})
+
+
+def test_lse_may_be_left_out():
+    inputs = problem(heads=2, n_q=70, n_k=40, d=16, dtype=BFLOAT16)
+    (o, _), (right, _) = Call(*inputs).forward(wants_lse=False), Call(*inputs).forward()
+    assert o.tobytes() == right.tobytes()
 
 
 def test_the_order_of_sums_repeats():

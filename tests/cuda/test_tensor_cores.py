@@ -110,6 +110,30 @@ def test_huge_scores(engine):
     check(engine, do, (q.astype(np.float32) * 100).astype(BFLOAT16), k, v, causal=True)
 
 
+def test_calls_like_one_before(engine):
+    """They skip `describe`: what lies in the same places is read anew, and what only looks alike is another call."""
+    _, q, k, v = (engine.put(x) for x in problem(batch=2, heads=2, n_q=140, d=64, dtype=BFLOAT16))
+
+    def bits(**options):
+        answer = nf.attention(q, k, v, kernel=engine.kernel, **options)
+        return [x.get().tobytes() for x in (answer if isinstance(answer, tuple) else [answer])]
+
+    right = bits(return_lse=True)
+    masked = bits(causal=True)
+    for _ in range(3):
+        assert bits(return_lse=True) == right and bits() == right[:1] and bits(causal=True) == masked
+    assert bits(scale=.5) != bits() != bits(window=(9, 0))
+    v *= BFLOAT16.type(2)
+    assert bits(return_lse=True)[1] == right[1] and bits() != right[:1]
+    for wrong in {"causal": 1}, {"window": (9.0, 0)}, {"scale": True}, {"return_lse": 1}:
+        with pytest.raises((TypeError, ValueError)):
+            bits(**wrong)
+    plain, q = bits(), q.transpose(1, 0, 2, 3)              # other strides in the same place
+    assert bits() != plain
+    swapped, q = bits(), q.copy()
+    assert bits() == swapped
+
+
 def test_strides(engine):
     """Views that TMA takes as they are, and views that are copied first, give the same bits as contiguous arrays."""
     rng = np.random.default_rng(0)

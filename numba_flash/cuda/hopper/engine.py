@@ -1,23 +1,16 @@
 """The host's side of the engine `hopper`: which problems, and the launch. The kernel is in `forward`."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...problem import without_unseen_keys
 from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
-from ..tensor_cores.host import (begin_backward, for_copies, numbers, round_sums, why_not_for_tensor_cores,
-                                 zero_sums)
+from ..tensor_cores.host import (Plan, begin_backward, for_copies, make_prepare, numbers, round_sums, run_forward,
+                                 why_not_for_tensor_cores, zero_sums)
 from ..tensor_cores.spec import Spec, heads_together, key_heads_together, shares_of_group
 from .config import NUMBERS, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
 from .tensor_map import NO_SWIZZLE, encode
-
-# Packed arguments of former calls by where their arrays lay. Allocators give memory back in the same places again and
-# again, and to encode three tensor maps takes longer than all else that a call does.
-_packed = {}
-KEPT = 4096
 
 
 def why_not(problem, backward=False):
@@ -35,25 +28,6 @@ def why_not_here():
     return None if here == (9, 0) else f"it needs a GPU of compute capability 9.0, and this one has {here[0]}.{here[1]}"
 
 
-class Plan(NamedTuple):
-    """What a launch needs besides arrays.
-
-    Attributes
-    ----------
-    launcher : launch.Launcher
-    blocks : int
-    block_n : int
-        Rows of a K/V tile.
-    numbers : tuple
-        The last arguments of the kernel.
-    """
-
-    launcher: Any
-    blocks: int
-    block_n: int
-    numbers: tuple
-
-
 @lru_cache(maxsize=1024)
 def make_plan(problem, device):
     """The `Plan` for a problem on the current device, whose number is given."""
@@ -63,32 +37,21 @@ def make_plan(problem, device):
     tiles, processors = tiles_m * heads, attribute(PROCESSORS, device)
     return Plan(
         launcher("hopper.forward:make_forward", (tile, spec), (tile.threads, 1), Layout(tile, spec).total, TARGET),
-        min(tiles, processors), tile.block_n,
+        tile, min(tiles, processors),
         (problem.n_k, problem.group, tiles, tiles_m, min(heads, heads_together(problem, processors)),
          *numbers(spec, problem)))
 
 
+def _maps(plan, q, k, v):
+    return encode(q, ROWS), encode(k, plan.tile.block_n), encode(v, plan.tile.block_n)
+
+
+prepare = make_prepare(make_plan, _maps)
+
+
 def forward(problem, operands, o, lse):
-    """Fill o and lse."""
-    problem, operands = without_unseen_keys(problem, operands)
-    q, k, v, slopes, _, _, sinks = operands
-    device = q.data.device_id
-    plan = make_plan(problem, device)
-    # what the kernel is told of arrays, less what the problem says; lse, slopes and sinks are C-contiguous
-    places = (problem, device, q.data.ptr, q.strides, k.data.ptr, k.strides, v.data.ptr, v.strides, o.data.ptr,
-              o.strides, lse.data.ptr, slopes is not None and slopes.data.ptr, sinks is not None and sinks.data.ptr)
-    packed, target = _packed.get(places), o
-    if packed is None:
-        copies = q, k, v, target = [for_copies(x) for x in (q, k, v, o)]
-        maps = encode(q, ROWS), encode(k, plan.block_n), encode(v, plan.block_n)
-        packed = plan.launcher.pack((*maps, target, lse, sinks, slopes, *plan.numbers))
-        if all(x is y for x, y in zip(copies, (operands.q, operands.k, operands.v, o))):
-            if len(_packed) >= KEPT:
-                _packed.clear()
-            _packed[places] = packed
-    plan.launcher.run(plan.blocks, packed)
-    if target is not o:
-        o.view("uint16")[...] = target.view("uint16")
+    """Fill o, and lse unless it is None."""
+    run_forward(prepare(problem, operands), operands, o, lse)
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):

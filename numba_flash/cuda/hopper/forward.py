@@ -218,9 +218,9 @@ def make_forward(tile, spec):
 
     def hopper_forward(q_map, k_map, v_map, o_array, lse, sink_logits, slopes, n_k, group, tiles, tiles_m, together,
                        scale, factor, cap, offset, left, right):
-        heads, n_q = int32(lse.shape[1]), int32(lse.shape[2])
+        heads, n_q = int32(o_array.shape[1]), int32(o_array.shape[2])
         band = n_q, int32(n_k), int32(offset), int32(left), int32(right)
-        order = int32(tiles), int32(tiles_m), heads, int32(lse.shape[0] * heads), int32(together), int32(group)
+        order = int32(tiles), int32(tiles_m), heads, int32(o_array.shape[0] * heads), int32(together), int32(group)
 
         shared = shared_memory()
         thread = int32(cuda.threadIdx.x)

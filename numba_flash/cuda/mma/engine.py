@@ -1,13 +1,12 @@
 """The host's side of the engine `mma`: which problems, and the launches."""
 
 from functools import lru_cache
-from typing import Any, NamedTuple
 
-from ...problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, without_unseen_keys
+from ...problem import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
 from .. import SIMULATOR
 from ..launch import PROCESSORS, attribute, capability, launcher, shared_limit, why_no_device
-from ..tensor_cores.host import (LARGEST_REACH, begin_backward, bits, for_copies, numbers, round_sums,
-                                 why_not_for_tensor_cores, zero_sums)
+from ..tensor_cores.host import (LARGEST_REACH, Plan, begin_backward, for_copies, make_prepare, numbers, round_sums,
+                                 run_forward, why_not_for_tensor_cores, zero_sums)
 from ..tensor_cores.spec import BOX_BYTES, WARPGROUP, Spec, heads_together, key_heads_together
 from .config import BackwardLayout, DqLayout, Layout, choose, choose_backward, choose_dq
 
@@ -81,20 +80,12 @@ def adds_by_four(problem):
     return problem.dtype != FLOAT64 and capability() >= ADDS_BY_FOUR
 
 
-class Plan(NamedTuple):
-    """What a launch needs besides arrays: `launch`, the number of blocks, and the last arguments of the kernel."""
-
-    launch: Any
-    blocks: int
-    numbers: tuple
-
-
 def _by_queries(factory, tile, layout, spec, problem, device):
     """The `Plan` of a kernel with a block for each query tile."""
     launch = launcher(factory, (tile, spec), (tile.threads, 1), layout(tile, spec).total)
     heads = problem.batch * problem.heads
     together = min(heads, heads_together(problem, attribute(PROCESSORS, device)))
-    return Plan(launch, -(-problem.n_q // tile.block_m) * heads * spec.sides,
+    return Plan(launch, tile, -(-problem.n_q // tile.block_m) * heads * spec.sides,
                 (problem.group, together, *numbers(spec, problem)))
 
 
@@ -122,18 +113,16 @@ def plan_backward(problem, device):
                       BackwardLayout(tile, spec).total)
     tiles = -(-problem.n_k // tile.block_n)
     together = key_heads_together(problem, tiles, attribute(PROCESSORS, device))
-    return Plan(launch, tiles * problem.batch * problem.kv_heads * spec.sides,
+    return Plan(launch, tile, tiles * problem.batch * problem.kv_heads * spec.sides,
                 (problem.group, together, *numbers(spec, problem)))
 
 
+prepare = make_prepare(plan_forward, lambda plan, q, k, v: (q, k, v))
+
+
 def forward(problem, operands, o, lse):
-    """Fill o and lse."""
-    problem, operands = without_unseen_keys(problem, operands)
-    plan = plan_forward(problem, operands.q.data.device_id)
-    q, k, v, target = map(for_copies, (operands.q, operands.k, operands.v, o))
-    plan.launch(plan.blocks, (q, k, v, target, lse, operands.sinks, operands.alibi_slopes, *plan.numbers))
-    if target is not o:
-        bits(o)[...] = bits(target)
+    """Fill o, and lse unless it is None."""
+    run_forward(prepare(problem, operands), operands, o, lse)
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):
@@ -147,9 +136,9 @@ def backward(problem, operands, do, dlse, o, lse, gradients):
     parts = layout.dq_parts(adds_by_four(problem))
     sums = None if problem.deterministic else zero_sums(gradients.dq, parts, problem.accumulator)
     plan = plan_backward(problem, device)
-    plan.launch(plan.blocks, (*inputs, sums, dk, dv, slopes, *plan.numbers))
+    plan.launcher(plan.blocks, (*inputs, sums, dk, dv, slopes, *plan.numbers))
     if problem.deterministic:
         plan = plan_dq(problem, device)
-        plan.launch(plan.blocks, (*inputs, gradients.dq, slopes, *plan.numbers))
+        plan.launcher(plan.blocks, (*inputs, gradients.dq, slopes, *plan.numbers))
     else:
         round_sums(parts, sums, gradients.dq, problem.scale)

@@ -1,6 +1,7 @@
 """The host's side that the engines with tensor cores share."""
 
 from functools import lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,26 @@ LARGEST_STRIDE = 1 << 40
 LARGEST_REACH = 1 << 36                         # bytes within a batch: positions are 32-bit numbers of units
 LARGEST_CAP = 256               # in 16 bits: scores are right to 1e-4 then, see `softmax.squash_four`
 THREADS = 256                                   # of the kernels around a backward kernel
+KEPT, OUTPUTS = 1024, 64                        # launches, and outputs of each, that are remembered
+
+
+class Plan(NamedTuple):
+    """What a launch needs besides arrays.
+
+    Attributes
+    ----------
+    launcher : launch.Launcher
+    tile : Tile
+        The kernel's tile shape.
+    blocks : int
+    numbers : tuple
+        The last arguments of the kernel.
+    """
+
+    launcher: Any
+    tile: Any
+    blocks: int
+    numbers: tuple
 
 
 def why_not_for_tensor_cores(problem, dtypes=(FLOAT16, BFLOAT16)):
@@ -65,6 +86,79 @@ def for_copies(x):
 def bits(x):
     """The same memory as whole numbers, which CuPy copies whatever the dtype."""
     return x.view(f"u{x.itemsize}")
+
+
+class Prepared:
+    """A forward kernel's launch for queries, keys and values in certain places, which it doesn't keep alive.
+
+    Attributes
+    ----------
+    copies : list of array
+        What is read instead of those that can't be copied by 16 bytes.
+    """
+
+    def __init__(self, plan, problem, operands, told_of):
+        copies = list(map(for_copies, operands[:3]))
+        self.plan, self.inputs, self.packed = plan, plan.launcher.flatten(told_of(plan, *copies)), {}
+        self.no_lse = (*problem.lse_shape[:2], 0), problem.accumulator
+        self.copies = [x for x, given in zip(copies, operands) if x is not given]
+
+    def run(self, o, lse, sinks=None, slopes=None):
+        """Fill o, and lse unless it is None."""
+        plan = self.plan
+        places = (o.data.ptr, o.strides, lse is not None and lse.data.ptr, sinks is not None and sinks.data.ptr,
+                  slopes is not None and slopes.data.ptr)       # all but o are C-contiguous
+        packed = self.packed.get(places)
+        if packed is None:
+            import cupy
+            lse = cupy.ndarray(*self.no_lse) if lse is None else lse
+            flat = plan.launcher.flatten((o, lse, sinks, slopes, *plan.numbers), first=3)
+            packed = plan.launcher.pack(self.inputs + flat)
+            if len(self.packed) >= OUTPUTS:
+                self.packed.clear()
+            self.packed[places] = packed
+        plan.launcher.run(plan.blocks, packed)
+
+
+def make_prepare(plan_of, told_of):
+    """Build ``prepare(problem, operands)``: the `Prepared` of an engine.
+
+    Parameters
+    ----------
+    plan_of : function
+        ``plan_of(problem, device)`` returns a `Plan`.
+    told_of : function
+        ``told_of(plan, q, k, v)``: what the kernel gets for them.
+
+    Notes
+    -----
+    It is remembered by where the arrays lie: allocators give memory back in the same places again and again.
+    """
+    known = {}
+
+    def prepare(problem, operands):
+        q, k, v = operands[:3]
+        device = q.data.device_id
+        places = problem, device, q.data.ptr, q.strides, k.data.ptr, k.strides, v.data.ptr, v.strides
+        launch = known.get(places)
+        if launch is None:
+            problem, operands = without_unseen_keys(problem, operands)
+            launch = Prepared(plan_of(problem, device), problem, operands, told_of)
+            if not launch.copies:
+                if len(known) >= KEPT:
+                    known.clear()
+                known[places] = launch
+        return launch
+
+    return prepare
+
+
+def run_forward(launch, operands, o, lse):
+    """Fill o, and lse unless it is None, by a `Prepared`."""
+    target = for_copies(o)
+    launch.run(target, lse, operands.sinks, operands.alibi_slopes)
+    if target is not o:
+        bits(o)[...] = bits(target)
 
 
 def lanes_of_query(d_v, item):

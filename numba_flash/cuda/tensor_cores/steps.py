@@ -197,7 +197,7 @@ def make_store(dtype, parts, thread):
 
     @device
     def store(o, m, l, factor, sink, o_array, lse, b, h, i, column):
-        """The epilogue: O / l, whose first column is given, and lse go out."""
+        """The epilogue: O / l, whose first column is given, and lse, if it has any rows, go out."""
         number = thread()
         row = int32(i + first_row(number))
         l = across_sum(l)
