@@ -17,7 +17,8 @@ LARGEST_STRIDE = 1 << 40
 LARGEST_REACH = 1 << 36                         # bytes within a batch: positions are 32-bit numbers of units
 LARGEST_CAP = 256               # in 16 bits: scores are right to 1e-4 then, see `softmax.squash_four`
 THREADS = 256                                   # of the kernels around a backward kernel
-KEPT, OUTPUTS = 1024, 64                        # launches, and outputs of each, that are remembered
+KEPT = 4096                                     # launches that are remembered, of all kernels
+_packed = {}
 
 
 class Plan(NamedTuple):
@@ -99,24 +100,25 @@ class Prepared:
 
     def __init__(self, plan, problem, operands, told_of):
         copies = list(map(for_copies, operands[:3]))
-        self.plan, self.inputs, self.packed = plan, plan.launcher.flatten(told_of(plan, *copies)), {}
+        self.plan, self.inputs = plan, plan.launcher.flatten(told_of(plan, *copies))
         self.no_lse = (*problem.lse_shape[:2], 0), problem.accumulator
         self.copies = [x for x, given in zip(copies, operands) if x is not given]
 
     def run(self, o, lse, sinks=None, slopes=None):
         """Fill o, and lse unless it is None."""
         plan = self.plan
-        places = (o.data.ptr, o.strides, lse is not None and lse.data.ptr, sinks is not None and sinks.data.ptr,
+        places = (self, o.data.ptr, o.strides, lse is not None and lse.data.ptr, sinks is not None and sinks.data.ptr,
                   slopes is not None and slopes.data.ptr)       # all but o are C-contiguous
-        packed = self.packed.get(places)
+        packed = _packed.get(places)
         if packed is None:
             import cupy
             lse = cupy.ndarray(*self.no_lse) if lse is None else lse
             flat = plan.launcher.flatten((o, lse, sinks, slopes, *plan.numbers), first=3)
             packed = plan.launcher.pack(self.inputs + flat)
-            if len(self.packed) >= OUTPUTS:
-                self.packed.clear()
-            self.packed[places] = packed
+            if len(_packed) >= KEPT:
+                _packed.clear()
+            if not self.copies:
+                _packed[places] = packed
         plan.launcher.run(plan.blocks, packed)
 
 
