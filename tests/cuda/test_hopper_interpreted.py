@@ -57,8 +57,8 @@ class Call:
         spec = Spec.of(p)
         tile = config.choose(spec, self.keys)
         heads, tiles_m = p.batch * p.heads, -(-p.n_q // tile.block_m)
-        o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape if wants_lse else (p.batch, p.heads, 0),
-                                                                p.accumulator)
+        lse_shape = p.lse_shape if wants_lse else (p.batch, p.heads, 0)
+        o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", lse_shape, p.accumulator)
         run.launch("hopper.forward:make_forward", (tile, spec), config.Layout, min(tiles_m * heads, self.processors),
                    (*self.maps(q=config.ROWS, k=tile.block_n, v=tile.block_n), "o", "lse", "sinks", "alibi_slopes"),
                    (p.n_k, p.group, tiles_m * heads, tiles_m, min(2, heads), *numbers(spec, p)))
@@ -180,9 +180,9 @@ def test_hidden_keys_may_hold_nan(scale):
     np.testing.assert_allclose(lse, right_lse, rtol=1e-4, atol=1e-4)
 
 
-NEAR = "may_be_near and all_see and are_near(s, ceiling, scale, cap)"
+NEAR = "if may_be_near and all_see and are_near(s, ceiling, scale, cap):"
 FAULTS = {
-    "under a softcap, large scores are taken for small": ("forward", [(NEAR, "may_be_near and all_see")],
+    "under a softcap, large scores are taken for small": ("forward", [(NEAR, "if all_see:")],
                                                           {"softcap": 30.0}),
     "under a softcap, keys past the last are seen": ("forward", [(NEAR, NEAR.replace("and all_see ", ""))],
                                                      {"softcap": 30.0, "scale": .005}),

@@ -77,11 +77,13 @@ def test_scores_that_grow(engine, d):
     check(engine, do, q, growing(k), v)
 
 
-@pytest.mark.parametrize("options", [{"softcap": 30.0}, {"softcap": 8.0, "scale": -.1}, {"softcap": 250.0, "scale": 1.0},
-                                     {"softcap": 20.0, "causal": True, "window": (300, None)}], ids=str)
+@pytest.mark.parametrize("options", [
+    {"softcap": 30.0}, {"softcap": 8.0, "scale": -.1}, {"softcap": 250.0, "scale": 1.0},
+    {"softcap": 20.0, "causal": True, "window": (300, None)}, {"alibi_slopes": np.float32([.4, -.01])},
+    {"alibi_slopes": np.float32([.003, 0]), "causal": True}], ids=str)
 @pytest.mark.parametrize("d", [64, 128, 192, 256])
-def test_scores_that_grow_under_a_softcap(engine, d, options):
-    """`hopper` has a shorter way for small ones."""
+def test_scores_that_grow_with_options(engine, d, options):
+    """`hopper` has a shorter way for tiles in which m stays."""
     do, q, k, v = problem(n_q=200, n_k=900, d=d, dtype=BFLOAT16)
     for keys in k, growing(k):
         check(engine, do, q, keys, v, **options)
