@@ -89,7 +89,7 @@ class Tile:
 #     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01
 #     m that lags by 2^8 in all rows: 4 % faster than with a ceiling, but on large scores 1.22 times the error; m that
 #     never lags, and O left alone where no row of the warp has grown: d 64 500 -> 480, d 128 the same
-#     no maximum across the quad where no row of the warp passes its ceiling: d 64, 128 the same, d 256 785 -> 800; under
+#     no maximum across the quad where no row of the warp passes its ceiling: d 64, 128 the same, d 256 785 -> 800; with
 #     ALiBi, with its multiply-adds among the exponentials there, 594 -> 549; no exponentials where ALiBi leaves no
 #     weight above 0, 605 -> 565, causal 520 -> 453: a branch there costs more than it saves
 #     other shapes for options at d 128, TFLOP/s: softcap 514, without turns 507, Q in shared memory 495, block_n 80 and

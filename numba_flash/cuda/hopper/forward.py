@@ -272,21 +272,21 @@ def make_forward(tile, spec):
                 tile_stop = j_stop
                 j_stop = own_stop(i, ROWS, j, block_n, band)
                 all_first, all_stop = shared_keys(i, min(i + ROWS, n_q), band[2], band[3], band[4], band[1])
-                all_first, all_stop = int32(all_first), int32(all_stop)
+                all_first, all_stop = uniform(int32(all_first)), uniform(int32(all_stop))
                 slope = its_slope(slopes, b, h, scale)
                 o = zero_o()
                 m = float32(-inf), float32(-inf)
                 l = float32(0), float32(0)          # of this thread's columns only, until the epilogue
 
                 # mask, online softmax: m, P, l
-                s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
+                s, rest = score_tile(s, int32(j * block_n), i, slope, scale, cap, band, all_first, all_stop)
                 m_old, m = m, running_max(s, rest, m)
                 p, l, _ = weights(s, rest, m, m_old, l, factor)
                 p16 = pack16(p)
                 ceiling = ceiling_of(m, across_sum(l), factor)
                 wait_for(shared + v_full + 8 * stage, phase)
 
-                j += int32(1)
+                j = int32(j + 1)
                 while j < j_stop:
                     # S = Q K^T, of the next K tile
                     next_stage, next_phase = following(stage, phase, stages)
@@ -302,11 +302,12 @@ def make_forward(tile, spec):
                     s = wait_all_but_one(s)
                     if leader:
                         mbarrier_arrive(shared + k_empty + 8 * next_stage)
-                    all_see = all_first <= j * block_n and (j + 1) * block_n <= all_stop
+                    j_first = int32(j * block_n)
+                    all_see = all_first <= j_first and int32(j_first + block_n) <= all_stop
                     if may_be_near and all_see and are_near(s, ceiling, scale, cap):
                         p, l, alpha = near_weights(s, m, l, scale, cap, factor)
                     else:
-                        s, rest = score_tile(s, j * block_n, i, slope, scale, cap, band, all_first, all_stop)
+                        s, rest = score_tile(s, j_first, i, slope, scale, cap, band, all_first, all_stop)
                         m_old, m = m, running_max(s, rest, m)
                         m = lagging(m, m_old, ceiling)
                         ceiling = raised(ceiling, m)
@@ -318,7 +319,7 @@ def make_forward(tile, spec):
                     p16 = pack16(p)             # only now: the product before has read the registers of the last P
                     o = rescaled(o, alpha)
                     stage, phase = next_stage, next_phase
-                    j += int32(1)
+                    j = int32(j + 1)
 
                 o = multiply_pv(o, p16, shared + v_tiles + stage * v_bytes)
                 v_read = shared + v_empty + 8 * stage

@@ -105,7 +105,7 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         and the row's is left to the softmax. So is what a softcap's formula adds to all.
         """
         offset = band[2]
-        some_hidden = j < all_first or j + block_n > all_stop
+        some_hidden = j < all_first or int32(j + block_n) > all_stop
         rest = nothing()
         if softcap:
             if in_16_bits:
@@ -117,9 +117,9 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         elif hook:
             s = scaled(s, scale)
         if alibi:
-            number = thread()
-            its_first = real(int32(i + first_row(number) + offset - j - first_column(number)))
-            keys_before, keys_after = j + block_n - 1 <= i + offset, i + rows - 1 + offset <= j
+            number, position = thread(), int32(i + offset)
+            its_first = real(int32(position + first_row(number) - j - first_column(number)))
+            keys_before, keys_after = int32(j + (block_n - 1)) <= position, int32(position + (rows - 1)) <= j
             if keys_before or keys_after:
                 step = slope if keys_before else -slope
                 s = slanted(s, real(0), for_all(rest, step))
