@@ -1,6 +1,7 @@
 """The Hopper kernel for every tile shape and option, compiled to machine code without a GPU: no spill, no warning."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,9 @@ SIZES = tuple(sorted({largest for largest, _, _ in config.TILES}))
 ALL = {"hook": True, "softcap": True, "alibi": True, "sinks": True}
 SPECS = [
     *(config.Spec(BFLOAT16, d, d_v) for d in SIZES for d_v in SIZES),
-    *(config.Spec(dtype, d, d, **options) for d in SIZES
-      for dtype, options in ((FLOAT16, {}), (BFLOAT16, ALL), (FLOAT16, {"hook": True, "alibi": True}))),
+    *(config.Spec(dtype, d, d, **options) for d in SIZES for dtype, options in (
+        (FLOAT16, {}), (BFLOAT16, ALL), (FLOAT16, {"hook": True, "alibi": True}),
+        (BFLOAT16, {"hook": True, "softcap": True}))),
     *(config.Spec(FLOAT16, d, 64) for d in (16, 80, 144, 208)),
     *(config.Spec(BFLOAT16, 64, d_v) for d_v in (16, 80, 96, 144, 208)),
 ]
@@ -43,6 +45,13 @@ def check(kernel, threads):
     ptx = compile.link(code, config.TARGET, "ptx")[0].decode()
     assert ".f64" not in ptx and "call." not in ptx
     return ptx
+
+
+@pytest.mark.parametrize("sizes, keys", [
+    ({"n_q": 200, "n_k": 9000}, 9000), ({"n_q": 200, "n_k": 9000, "left": 99, "right": 0}, 100),
+    ({"n_q": 1, "n_k": 9000}, 0)], ids=str)
+def test_keys_that_tile_shapes_are_chosen_by(sizes, keys):
+    assert config.keys_of(SimpleNamespace(**{"left": 1 << 20, "right": 1 << 20, **sizes})) == keys
 
 
 @pytest.mark.parametrize("spec, keys", CASES, ids=name)

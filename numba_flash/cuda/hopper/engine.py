@@ -9,7 +9,7 @@ from ..launch import PROCESSORS, attribute, capability, launcher, why_no_device
 from ..tensor_cores.host import (Plan, begin_backward, for_copies, make_prepare, numbers, round_sums, run_forward,
                                  why_not_for_tensor_cores, zero_sums)
 from ..tensor_cores.spec import Spec, heads_together, key_heads_together, shares_of_group
-from .config import NUMBERS, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward
+from .config import NUMBERS, ROWS, TARGET, BackwardLayout, Layout, choose, choose_backward, keys_of
 from .tensor_map import NO_SWIZZLE, encode
 
 
@@ -32,7 +32,7 @@ def why_not_here():
 def make_plan(problem, device):
     """The `Plan` for a problem on the current device, whose number is given."""
     spec = Spec.of(problem)
-    tile = choose(spec, min(problem.n_k, problem.left + problem.right + 1))
+    tile = choose(spec, keys_of(problem))
     heads, tiles_m = problem.batch * problem.heads, -(-problem.n_q // tile.block_m)
     tiles, processors = tiles_m * heads, attribute(PROCESSORS, device)
     return Plan(

@@ -216,6 +216,11 @@ def make_forward(tile, spec):
         barrier_sync(OWN + consumer, WARPGROUP)
         return stage, phase
 
+    @device
+    def hides_some(j_first, all_first, all_stop):
+        """Whether a tile has keys besides those that all rows see."""
+        return j_first < all_first or int32(j_first + block_n) > all_stop
+
     def hopper_forward(q_map, k_map, v_map, o_array, lse, sink_logits, slopes, n_k, group, tiles, tiles_m, together,
                        scale, factor, cap, offset, left, right):
         heads, n_q = int32(o_array.shape[1]), int32(o_array.shape[2])
@@ -279,7 +284,9 @@ def make_forward(tile, spec):
                 l = float32(0), float32(0)          # of this thread's columns only, until the epilogue
 
                 # mask, online softmax: m, P, l
-                s, rest = score_tile(s, int32(j * block_n), i, slope, scale, cap, band, all_first, all_stop)
+                j_first = int32(j * block_n)
+                some_hidden = hides_some(j_first, all_first, all_stop)
+                s, rest = score_tile(s, j_first, i, slope, scale, cap, band, some_hidden)
                 m_old, m = m, running_max(s, rest, m)
                 p, l, _ = weights(s, rest, m, m_old, l, factor)
                 p16 = pack16(p)
@@ -303,11 +310,12 @@ def make_forward(tile, spec):
                     if leader:
                         mbarrier_arrive(shared + k_empty + 8 * next_stage)
                     j_first = int32(j * block_n)
-                    all_see = all_first <= j_first and int32(j_first + block_n) <= all_stop
+                    all_see = not hides_some(j_first, all_first, all_stop)
                     if may_be_near and all_see and are_near(s, ceiling, scale, cap):
                         p, l, alpha = near_weights(s, m, l, scale, cap, factor)
                     else:
-                        s, rest = score_tile(s, j_first, i, slope, scale, cap, band, all_first, all_stop)
+                        some_hidden = hides_some(j_first, all_first, all_stop)
+                        s, rest = score_tile(s, j_first, i, slope, scale, cap, band, some_hidden)
                         m_old, m = m, running_max(s, rest, m)
                         m = lagging(m, m_old, ceiling)
                         ceiling = raised(ceiling, m)

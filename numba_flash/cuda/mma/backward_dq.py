@@ -132,7 +132,7 @@ def make_dq(tile, spec):
             # S = Q K^T, mask, P = exp(S - lse)
             k_tile = shared + k_tiles + stage * k_bytes
             s = multiply_qk(shared + q_tile + own * BOX_ROW, k_tile)
-            s, rest = score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)
+            s, rest = score_tile(s, j, i, slope, scale, cap, band, j < all_first or j + block_n > all_stop)
             if has_rest:
                 s = plus_rest(s, rest)
             p = probability(s, factor, row_lse)

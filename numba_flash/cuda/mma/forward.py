@@ -120,7 +120,7 @@ def make_forward(tile, spec):
                 commit_rows()
 
             # mask, online softmax: m, alpha, P, l
-            s, rest = score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)
+            s, rest = score_tile(s, j, i, slope, scale, cap, band, j < all_first or j + block_n > all_stop)
             m_old, m = m, running_max(s, rest, m)
             p, l, alpha = weights(s, rest, m, m_old, l, factor)
 

@@ -68,7 +68,7 @@ def make_transposed_score_tile(spec, block_m, parts, thread):
             number = thread()
             its_first = real(int32(j + first_row(number) - offset - i - first_column(number)))
             s = with_slope(s, real(0), down(its_first), slope)
-        if i < all_first or int32(i + block_m) > all_stop:
+        if i < all_first or i + block_m > all_stop:
             number = thread()
             key = down(int32(j + first_row(number)))
             position = less(key, int32(offset + i + first_column(number)))      # of the query at this key

@@ -72,7 +72,7 @@ def make_slope(spec):
 
 @lru_cache(maxsize=None)
 def make_score_tile(spec, block_n, rows, parts, thread):
-    """Build ``score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop)``: scores, and what to add to each row.
+    """Build ``score_tile(s, j, i, slope, scale, cap, band, some_hidden)``: scores, and what to add to each row.
 
     Parameters
     ----------
@@ -98,14 +98,13 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         return hide(s, int32(0), visible(down(int32(position - left)), stop), otherwise)
 
     @device
-    def score_tile(s, j, i, slope, scale, cap, band, all_first, all_stop):
+    def score_tile(s, j, i, slope, scale, cap, band, some_hidden):
         """From ``q·k`` to scores, hidden ones -inf; tiles of which all rows see all keys need no mask.
 
         Where all keys are on one side of all queries, ALiBi's term is linear: the column's part of it is added here,
         and the row's is left to the softmax. So is what a softcap's formula adds to all.
         """
         offset = band[2]
-        some_hidden = j < all_first or int32(j + block_n) > all_stop
         rest = nothing()
         if softcap:
             if in_16_bits:
