@@ -26,7 +26,7 @@ class Known(NamedTuple):
     device : int
         Number of the GPU that the arrays are on.
     launch : object
-        What the engine's `prepare` returned.
+        What the engine's `forward` returned.
     """
 
     problem: Problem
@@ -72,7 +72,7 @@ def repeat(key, return_lse):
 
 
 def remember(key, call, launch):
-    """Keep what an engine's `prepare` returned for a call, unless it works on copies of the arrays."""
+    """Keep what an engine's `forward` returned for a call, unless it works on copies of the arrays."""
     if call.rank == 4 and not launch.copies:
         if len(_known) >= KEPT:
             _known.clear()

@@ -216,15 +216,15 @@ def _forward(call, out, kernel, wants_lse=True, key=None):
         else:
             o = _check_out(call, out)
         lse = None
-        if wants_lse or problem.is_empty or not hasattr(engine, "prepare"):
+        if wants_lse or problem.is_empty or not getattr(engine, "LSE_IS_OPTIONAL", False):
             lse = arrays.empty(xp, problem.lse_shape, problem.accumulator)
         if problem.is_empty:
             o[...] = 0
             lse[...] = -math.inf if operands.sinks is None else operands.sinks[:, None]
         else:
-            engine.forward(problem, operands, o, lse)
-            if key is not None and hasattr(engine, "prepare"):
-                again.remember(key, call, engine.prepare(problem, operands))
+            launch = engine.forward(problem, operands, o, lse)
+            if key is not None and launch is not None:
+                again.remember(key, call, launch)
     return out, lse
 
 

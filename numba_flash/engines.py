@@ -9,10 +9,11 @@ An engine is a module with these functions, imported when it is first needed::
                                                               those have it that need more than NumPy or CuPy
     why_later(problem)                                        words if "auto" should rather take a later one, or None;
                                                               not every engine has it
-    prepare(problem, operands)                                all of `forward` but a launch, for `again`; an engine that
-                                                              has it takes None for an lse that nobody wants
+    LSE_IS_OPTIONAL                                           True if `forward` takes None for an lse that nobody wants;
+                                                              not every engine has it
 
-They get validated operands of sizes >= 1. `o` may have any strides; `lse` and the gradients are C-contiguous.
+They get validated operands of sizes >= 1. `o` may have any strides; `lse` and the gradients are C-contiguous. `forward`
+may return a launch for `again`, which fills other outputs of the same call: `tensor_cores.host.Prepared`.
 """
 
 from functools import lru_cache

@@ -6,6 +6,7 @@ about 5.
 
 import ctypes
 import struct
+import threading
 import warnings
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -17,6 +18,7 @@ MAX_DYNAMIC_SHARED = 8              # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_
 # cudaDeviceAttr: ComputeCapabilityMajor, ...Minor, MaxSharedMemoryPerBlockOptin, MultiProcessorCount
 MAJOR, MINOR, SHARED_LIMIT, PROCESSORS = 75, 76, 97, 16
 DEFAULT_SHARED = 48 * 1024          # what a block gets without asking
+_thread = threading.local()
 
 
 @lru_cache(maxsize=None)
@@ -82,6 +84,13 @@ def shared_limit():
     return 227 * 1024 if SIMULATOR else attribute(SHARED_LIMIT, current_device())
 
 
+def _enter_context():
+    """Give this thread a context: the driver launches nothing without, and CuPy may have had no need of one yet."""
+    from cupy import cuda
+    cuda.runtime.setDevice(cuda.runtime.getDevice())
+    _thread.has_context = True
+
+
 class Launcher:
     """One kernel on the current device, ready to be launched.
 
@@ -140,6 +149,8 @@ class Launcher:
 
         Through CuPy, as ctypes takes longer than the driver itself.
         """
+        if not hasattr(_thread, "has_context"):
+            _enter_context()
         self.launch(self.handle, grid, *self.shape, self.current_stream().ptr, packed[1], 0)
 
     def __call__(self, grid, args):

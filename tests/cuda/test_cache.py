@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(SIMULATOR, reason="the simulator compiles nothin
 ROOT = Path(__file__).parent.parent.parent
 
 CUPY = """
+    import ctypes
     import numpy as np
     from types import SimpleNamespace
 
@@ -45,7 +46,19 @@ CUPY = """
         class runtime:
             getDevice = staticmethod(lambda: 0)
             getDeviceCount = staticmethod(lambda: 1)
+            setDevice = staticmethod(lambda device: None)
             deviceGetAttribute = staticmethod(lambda number, device: {75: 9, 76: 0, 97: 227 << 10, 16: 132}[number])
+
+        class driver:
+            launched, check = [], False
+
+            @classmethod
+            def launchKernel(cls, function, *shape_stream_arguments):
+                start = stop = shape_stream_arguments[-2]
+                if cls.check:                   # then a kernel that has arguments: pointers, and what they point to
+                    pointers = ctypes.c_uint64.from_address(start).value - start >> 3
+                    stop = ctypes.c_uint64.from_address(start + 8 * (pointers - 1)).value
+                cls.launched.append(ctypes.string_at(start, stop - start))
 
         @staticmethod
         def get_current_stream():
@@ -58,7 +71,7 @@ CALL = """
     from numba_flash.cuda import cache, launch
 
     class Driver:
-        loaded, launched = [], []
+        loaded = []
 
         def __getattr__(self, name):
             return lambda *args: 0
@@ -67,11 +80,8 @@ CALL = """
             self.loaded.append(cubin)
             return 0
 
-        def cuLaunchKernel(self, function, *shape_stream_arguments):
-            self.launched.append(bytes(shape_stream_arguments[-2]))
-            return 0
-
     launch._driver = Driver
+    cupy.cuda.driver.check = CHECK
     before
 
     import numba_flash as nf
@@ -81,8 +91,9 @@ CALL = """
         nf.attention_backward(o, q, q, q, o, lse, kernel="KERNEL")
     assert all(cubin.startswith(b"START") for cubin in Driver.loaded), Driver.loaded
     for x in (o, lse):
-        assert not CHECK or x.data.ptr.to_bytes(8, sys.byteorder) in Driver.launched[0]
-    print(len(Driver.launched), len(Driver.loaded), [name for name in ("numba", "llvmlite") if name in sys.modules])
+        assert not CHECK or x.data.ptr.to_bytes(8, sys.byteorder) in cupy.cuda.driver.launched[0]
+    launches = len(cupy.cuda.driver.launched)
+    print(launches, len(Driver.loaded), [name for name in ("numba", "llvmlite") if name in sys.modules])
 """
 
 MADE_UP = """

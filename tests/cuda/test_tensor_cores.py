@@ -1,5 +1,7 @@
 """`mma` and `hopper` on a GPU: what their loops, their masks and their copies could get wrong."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -7,7 +9,7 @@ from helpers import Engine, check_answer, growing, normal, problem
 from reference.tolerance import judge
 
 import numba_flash as nf
-from numba_flash import engines
+from numba_flash import arrays, engines
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 TILE = 128          # rows of a query tile, mostly; and of a K/V tile
@@ -150,6 +152,34 @@ def test_strides(engine):
         right = engine.attention(*map(np.ascontiguousarray, (q, k, v)), causal=True)
         for a, b in zip(got, right):
             np.testing.assert_array_equal(a, b)
+
+
+def test_arrays_that_begin_anywhere(engine):
+    """Contiguous ones, at addresses that no copy of 16 bytes may start from."""
+    import cupy
+
+    def moved(x):
+        place = cupy.empty(x.size + 1, x.dtype)[1:].reshape(x.shape)
+        place[...] = x
+        return place
+
+    do, q, k, v = (engine.put(x) for x in problem(n_q=140, d=64, dtype=np.float16))
+    o, lse = nf.attention(q, k, v, kernel=engine.kernel, return_lse=True)
+    out = moved(cupy.zeros_like(o))
+    nf.attention(*map(moved, (q, k, v)), kernel=engine.kernel, out=out)
+    assert bool((out == o).all())
+    right = nf.attention_backward(do, q, k, v, o, lse, kernel=engine.kernel, deterministic=True)
+    got = nf.attention_backward(*map(moved, (do, q, k, v, o)), lse, kernel=engine.kernel, deterministic=True)
+    assert all(bool((x == y).all()) for x, y in zip(got, right))
+
+
+def test_a_new_thread_launches(engine, monkeypatch):
+    """One that finds all it needs remembered, so that nothing but a launch makes it known to CUDA."""
+    monkeypatch.setattr(arrays, "empty", lambda xp, shape, dtype: xp.ndarray(shape, dtype))     # not filled first
+    q, k, v = (engine.put(x) for x in problem(n_q=140, d=64, dtype=np.float16)[1:])
+    right = [nf.attention(q, k, v, kernel=engine.kernel) for _ in range(2)][0].get().tobytes()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(nf.attention, q, k, v, kernel=engine.kernel).result().get().tobytes() == right
 
 
 @pytest.mark.parametrize("columns, first", [(64, 0), (70, 0), (72, 8), (65, 1)])

@@ -46,12 +46,13 @@ def _maps(plan, q, k, v):
     return encode(q, ROWS), encode(k, plan.tile.block_n), encode(v, plan.tile.block_n)
 
 
+LSE_IS_OPTIONAL = True
 prepare = make_prepare(make_plan, _maps)
 
 
 def forward(problem, operands, o, lse):
-    """Fill o, and lse unless it is None."""
-    run_forward(prepare(problem, operands), operands, o, lse)
+    """Fill o, and lse unless it is None; the launch is for `again`."""
+    return run_forward(prepare(problem, operands), operands, o, lse)
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):

@@ -117,12 +117,13 @@ def plan_backward(problem, device):
                 (problem.group, together, *numbers(spec, problem)))
 
 
+LSE_IS_OPTIONAL = True
 prepare = make_prepare(plan_forward, lambda plan, q, k, v: (q, k, v))
 
 
 def forward(problem, operands, o, lse):
-    """Fill o, and lse unless it is None."""
-    run_forward(prepare(problem, operands), operands, o, lse)
+    """Fill o, and lse unless it is None; the launch is for `again`."""
+    return run_forward(prepare(problem, operands), operands, o, lse)
 
 
 def backward(problem, operands, do, dlse, o, lse, gradients):

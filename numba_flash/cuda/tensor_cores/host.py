@@ -80,8 +80,7 @@ def for_copies(x):
     """`x`, or a copy of it if its rows can't be copied by 16 bytes."""
     if _addressable(x.data.ptr % ALIGNMENT, x.itemsize, x.shape, x.strides):
         return x
-    import cupy
-    return cupy.ascontiguousarray(bits(x)).view(x.dtype)
+    return bits(x).copy(order="C").view(x.dtype)        # contiguous arrays, too: they may begin anywhere
 
 
 def bits(x):
@@ -156,11 +155,12 @@ def make_prepare(plan_of, told_of):
 
 
 def run_forward(launch, operands, o, lse):
-    """Fill o, and lse unless it is None, by a `Prepared`."""
+    """Fill o, and lse unless it is None, by a `Prepared`, which is returned."""
     target = for_copies(o)
     launch.run(target, lse, operands.sinks, operands.alibi_slopes)
     if target is not o:
         bits(o)[...] = bits(target)
+    return launch
 
 
 def lanes_of_query(d_v, item):
