@@ -24,7 +24,7 @@ BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
 GPUS = {"8.0": ((8, 0), 163), "12.0": ((12, 0), 99), "9.0": ((9, 0), 227)}          # KB of shared memory
 
 
-def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, backward=True, **options):
+def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, backward=True, wants_lse=True, **options):
     """o, lse, dq, dk, dv, or the first two."""
     call, (cc, kilobytes) = describe("attention", q, k, v, **options), GPUS[gpu]
     p, spec = call.problem, Spec.of(call.problem, quarters=cc < (9, 0))
@@ -33,7 +33,8 @@ def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, backward=True, 
     heads = p.batch * p.heads
 
     tile = config.choose(spec, limit)
-    o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", p.lse_shape, p.accumulator)
+    lse_shape = p.lse_shape if wants_lse else (p.batch, p.heads, 0)
+    o, lse = run.empty("o", p.o_shape, p.dtype), run.empty("lse", lse_shape, p.accumulator)
     run.launch("mma.forward:make_forward", (tile, spec), config.Layout, -(-p.n_q // tile.block_m) * heads * spec.sides,
                ("q", "k", "v", "o", "lse", "sinks", "alibi_slopes"), (p.group, min(2, heads), *numbers(spec, p)))
     if not backward:
@@ -65,6 +66,12 @@ def both(gpu, do, q, k, v, early=0, seed=0, deterministic=False, backward=True, 
         run.start("tensor_cores.backward_parts:make_round", (parts, p.dtype), 128, 0, -(-groups // 4), ("sums", "dq"),
                   (p.scale,))
     return o, lse, dq, dk, dv
+
+
+def test_lse_may_be_left_out():
+    inputs = problem(heads=2, n_q=70, n_k=40, d=16, dtype=BFLOAT16)
+    (o, _), (right, _) = (both("9.0", *inputs, backward=False, wants_lse=wants_lse) for wants_lse in (False, True))
+    assert o.tobytes() == right.tobytes()
 
 
 @pytest.mark.parametrize("gpu, sizes, options", [
