@@ -12,7 +12,7 @@ import numpy as np
 from . import arrays
 from .problem import Problem
 
-KEPT = 4096
+KEPT = 4096                     # entries of each memory
 NUMBERS, WORDS, SIDES = {type(None), int, float}, {type(None), str}, {type(None), int}
 _known = {}
 
@@ -39,21 +39,15 @@ def key_of(q, k, v, kernel, scale, causal, window, softcap, precision):
 
     Options of other types may be equal to these and yet be errors: ``causal=1``, or a window of 4.0 keys.
     """
-    kind = type(q)
-    if kind is np.ndarray or type(k) is not kind or type(v) is not kind:
-        return None
-    cupy = sys.modules.get("cupy")
-    if cupy is None or kind is not cupy.ndarray:
+    if type(q) is np.ndarray or not arrays.alike(q, k, v):
         return None
     if not (type(kernel) is str and type(scale) in NUMBERS and type(softcap) in NUMBERS and type(precision) in WORDS
             and (type(causal) is bool or type(causal) is str)
             and (window is None or type(window) is tuple and all(type(side) in SIDES for side in window))):
         return None
-    q_data, k_data, v_data = q.data, k.data, v.data
-    return (kernel, scale, causal, window, softcap, precision,
-            q_data.device_id, q_data.ptr, q.shape, q.strides, q.dtype,
-            k_data.device_id, k_data.ptr, k.shape, k.strides, k.dtype,
-            v_data.device_id, v_data.ptr, v.shape, v.strides, v.dtype)
+    return (kernel, scale, causal, window, softcap, precision, q.data.device_id,
+            q.data.ptr, q.shape, q.strides, q.dtype, k.data.ptr, k.shape, k.strides, k.dtype,
+            v.data.ptr, v.shape, v.strides, v.dtype)
 
 
 def repeat(key, return_lse):
@@ -74,6 +68,11 @@ def repeat(key, return_lse):
 def remember(key, call, launch):
     """Keep what an engine's `forward` returned for a call, unless it works on copies of the arrays."""
     if call.rank == 4 and not launch.copies:
-        if len(_known) >= KEPT:
-            _known.clear()
-        _known[key] = Known(call.problem, call.device, launch)
+        keep(_known, key, Known(call.problem, call.device, launch))
+
+
+def keep(memory, key, value):
+    """Put something into a memory of calls, which forgets all that it has when it is full."""
+    if len(memory) >= KEPT:
+        memory.clear()
+    memory[key] = value

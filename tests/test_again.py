@@ -27,14 +27,15 @@ def cupy(monkeypatch):
     return module
 
 
-def key(cupy, change=None, **options):
-    """Of three arrays, the last of them changed."""
-    return again.key_of(cupy.ndarray(), cupy.ndarray(), cupy.ndarray(**(change or {})), **{**PLAIN, **options})
+def key(cupy, change=None, device=0, **options):
+    """Of three arrays of one device, the last of them changed."""
+    q, k, v = (cupy.ndarray(device=device, **its) for its in ({}, {}, change or {}))
+    return again.key_of(q, k, v, **{**PLAIN, **options})
 
 
 def test_whatever_may_change_the_answer_is_in_the_key(cupy):
-    calls = [{}, *({"change": change} for change in (
-        {"ptr": 1 << 21}, {"shape": (1, 2, 8, 8)}, {"strides": (512, 32, 64, 2)}, {"dtype": "uint16"}, {"device": 1})),
+    calls = [{}, {"device": 1}, *({"change": change} for change in (
+        {"ptr": 1 << 21}, {"shape": (1, 2, 8, 8)}, {"strides": (512, 32, 64, 2)}, {"dtype": "uint16"})),
         {"kernel": "hopper"}, {"scale": .5}, {"causal": True}, {"causal": "top_left"}, {"window": (3, None)},
         {"window": (3, 0)}, {"softcap": 2.0}, {"precision": "tf32"}]
     keys = [key(cupy, **call) for call in calls]
@@ -49,10 +50,11 @@ def test_what_only_looks_like_a_plain_option_is_described_each_time(cupy, option
     assert key(cupy, **option) is None
 
 
-def test_only_cupy_arrays_have_keys(cupy, monkeypatch):
-    x, (name, y) = cupy.ndarray(), ("numpy", np.zeros((1, 2, 8, 16), np.float16))
-    for q, k, v in (x, x, y), (y, x, x), (y, y, y), (type("Sub", (cupy.ndarray,), {})(),) * 3, ([], [], []):
-        assert again.key_of(q, k, v, **PLAIN) is None, name
+def test_only_cupy_arrays_of_one_device_have_keys(cupy, monkeypatch):
+    x, y, elsewhere = cupy.ndarray(), np.zeros((1, 2, 8, 16), np.float16), cupy.ndarray(device=1)
+    for q, k, v in ((x, x, y), (y, x, x), (y, y, y), (type("Sub", (cupy.ndarray,), {})(),) * 3, ([], [], []),
+                    (x, x, elsewhere), (x, elsewhere, x), (elsewhere, x, x)):
+        assert again.key_of(q, k, v, **PLAIN) is None
     monkeypatch.delitem(sys.modules, "cupy")
     assert again.key_of(x, x, x, **PLAIN) is None
 

@@ -66,7 +66,7 @@ def test_options(engine, options, n_q, n_k):
     check(engine, *problem(n_q=n_q, n_k=n_k, d=64, dtype=BFLOAT16), **options)
 
 
-@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (8191, 30)}, {"softcap": 20.0},
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (8191, 30)}, {"softcap": 2.0}, {"softcap": 20.0},
                                      {"alibi_slopes": np.float32([.01, -.02]), "causal": True}], ids=str)
 def test_many_keys(engine, options):
     """`hopper` has another tile shape for them."""

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...again import keep
 from ...problem import BFLOAT16, FLOAT16, without_unseen_keys
 from ..host import run_dsinks
 from ..launch import launcher
@@ -17,8 +18,7 @@ LARGEST_STRIDE = 1 << 40
 LARGEST_REACH = 1 << 36                         # bytes within a batch: positions are 32-bit numbers of units
 LARGEST_CAP = 256               # in 16 bits: scores are right to 1e-4 then, see `softmax.squash_four`
 THREADS = 256                                   # of the kernels around a backward kernel
-KEPT = 4096                                     # launches that are remembered, of all kernels
-_packed = {}
+_packed = {}                                    # launches that are remembered, of all kernels
 
 
 class Plan(NamedTuple):
@@ -114,10 +114,8 @@ class Prepared:
             lse = cupy.ndarray(*self.no_lse) if lse is None else lse
             flat = plan.launcher.flatten((o, lse, sinks, slopes, *plan.numbers), first=3)
             packed = plan.launcher.pack(self.inputs + flat)
-            if len(_packed) >= KEPT:
-                _packed.clear()
             if not self.copies:
-                _packed[places] = packed
+                keep(_packed, places, packed)
         plan.launcher.run(plan.blocks, packed)
 
 
@@ -146,9 +144,7 @@ def make_prepare(plan_of, told_of):
             problem, operands = without_unseen_keys(problem, operands)
             launch = Prepared(plan_of(problem, device), problem, operands, told_of)
             if not launch.copies:
-                if len(known) >= KEPT:
-                    known.clear()
-                known[places] = launch
+                keep(known, places, launch)
         return launch
 
     return prepare
