@@ -98,13 +98,17 @@ class Late:
 
 
 def operand(shared, descriptor, size, transposed):
-    """The (size, 16) operand at a descriptor: `ptx.wgmma.Operand`. `transposed`: its depth runs down."""
+    """The (size, 16) operand at a descriptor: `ptx.wgmma.Operand`, or `Columns`. `transposed`: its depth runs down."""
     address, first_stride, second_stride = (int(descriptor) >> bit & 0x3fff for bit in (0, 16, 32))
-    assert int(descriptor) >> 46 == 1 << 16, "other than the 128-byte swizzle"
+    swizzled = int(descriptor) >> 46 == 1 << 16
+    assert swizzled or int(descriptor) >> 46 == 0 and not transposed, "a swizzle other than that of 128 bytes"
     x, depth = np.arange(size)[:, None], np.arange(16)
     row, column = (depth, x) if transposed else (x, depth)
-    at = 16 * (address + column // 64 * first_stride + row // 8 * second_stride) + row % 8 * BOX_ROW + column % 64 * 2
-    at ^= (at >> 7 & 7) << 4
+    box, row_bytes = (BOX_ROW // 2, BOX_ROW) if swizzled else (8, 16)
+    at = (16 * (address + column // box * first_stride + row // 8 * second_stride) + row % 8 * row_bytes
+          + column % box * 2)
+    if swizzled:
+        at ^= (at >> 7 & 7) << 4
     assert SHARED_START <= at.min() and at.max() < shared.size, "out of bounds"
     return shared.view(np.uint16)[at // 2]
 

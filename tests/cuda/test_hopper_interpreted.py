@@ -127,6 +127,11 @@ CASES = [
     ({"heads": 1, "n_q": 100, "n_k": 130, "d": 256, "d_v": 72}, {"softcap": 2.0, "window": (60, 20)}),
     ({"heads": 1, "n_q": 65, "n_k": 130, "d": 144}, {"alibi_slopes": np.float32([-.2]), "softcap": 2.0}),
     ({"heads": 2, "n_q": 140, "n_k": 530, "d": 64}, {"softcap": 30.0, "window": (400, 20)}),
+    ({"heads": 2, "kv_heads": 1, "n_q": 70, "n_k": 500, "d": 128},
+     {"alibi_slopes": np.float32([.3, .003]), "causal": "top_left"}),
+    ({"heads": 2, "n_q": 70, "n_k": 530, "d": 64, "dtype": FLOAT16},
+     {"alibi_slopes": np.float32([.03, -.01]), "window": (250, 300)}),
+    ({"heads": 1, "n_q": 70, "n_k": 350, "d": 192}, {"alibi_slopes": np.float32([-.01]), "sinks": np.float32([2])}),
     ({"heads": 1, "n_q": 70, "n_k": 390, "d": 128, "dtype": FLOAT16}, {"softcap": 20.0, "scale": -.1}),
 ]
 
@@ -186,6 +191,12 @@ FAULTS = {
                                                           {"softcap": 30.0}),
     "under a softcap, keys past the last are seen": ("forward", [(NEAR, NEAR.replace("and all_see ", ""))],
                                                      {"softcap": 30.0, "scale": .005}),
+    "ALiBi's slope has the wrong sign after the queries": ("alibi", [("parts if side > 0 else parts ^ uint32(SIGNS)",
+                                                                      "parts")], {"alibi_slopes": np.float32([.01])}),
+    "ALiBi's slope is rounded": ("alibi", [("middle if lane == 0", "float32(0) if lane == 0")],
+                                 {"alibi_slopes": np.float32([.997])}),
+    "ALiBi's columns aren't seen by products": ("alibi", [("            fence_async()\n", "")],
+                                                {"alibi_slopes": np.float32([.01])}),
     "K's place is given back before S has read it": ("forward", [(
         """                    s = wait_all_but_one(s)
                     if leader:
@@ -224,6 +235,10 @@ def test_a_fault_is_seen(monkeypatch, fault):
         source = source.replace(old, new)
     changed = dict(vars(kernels))
     exec(source, changed)
+    if name == "alibi":             # a part of that kernel
+        name, kernels = "forward", import_module("numba_flash.cuda.hopper.forward")
+        monkeypatch.setattr(kernels, "make_slant", changed["make_slant"])
+        changed["make_forward"] = kernels.make_forward.__wrapped__
     make = "make_forward" if name == "forward" else "make_backward"
     monkeypatch.setattr(kernels, make, changed[make])
     monkeypatch.setattr(interpreted, "kernel", interpreted.kernel.__wrapped__)

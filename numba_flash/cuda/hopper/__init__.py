@@ -5,6 +5,7 @@
 ``config``            which tile shape for which head dims, and what lies where in shared memory
 ``tensor_map``        the host's part of TMA: encode where an array's boxes lie
 ``forward``           the kernel of the forward pass
+``alibi``             its part for ALiBi
 ``backward``          that of the backward pass for head dims up to 128
 ``backward_wide``     that for larger ones
 ``backward_parts``    what the two have in common: the producer, dQ in global memory

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..tensor_cores.spec import BOX, BOX_BYTES, ITEM, WARPGROUP, SumParts, Spec, round_up
 
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
-BARRIER, NOTE = 8, 32   # bytes
+BARRIER, NOTE, COLUMN = 8, 32, 16   # bytes, the last for a column's number, eight times
 NUMBERS = BOX_BYTES // 4    # in float32 in a row of a box
 TARGET = 9, 0, "a"      # wgmma and setmaxnreg are Hopper's own
 MANY = 8192             # keys, which repay query tiles that are less even
@@ -72,9 +72,11 @@ class Tile:
 #     consumers without rows let K and V by: d 64 at n 1024 .93 -> 1.02
 #     three consumers at d 64: .96 .97 .93 -> 1.02 1.15 1.22; causal .91 .95 .97 -> .88 1.05 1.17
 #     Q in registers at d 128: 1.06 .99 .98 -> 1.02 1.04 1.06; causal 1.12 1.29 1.11 -> 1.15 1.26 1.18
-#     relative to plain attention at d 128: ALiBi by one multiply-add .81 -> .94; four of a softcap's scores share a
-#     reciprocal .52 -> .63; a polynomial in a softcap's place where scores are small (`steps.near_weights`) .69 -> .77,
-#     d 64 276 -> 360 TFLOP/s; a bit for each column of a mask, window of 1024 at n 16384 .74 -> .76
+#     relative to plain attention at d 128: four of a softcap's scores share a reciprocal .52 -> .63; a polynomial in
+#     its place where scores are small (`steps.near_weights`) .69 -> .77, d 64 276 -> 360 TFLOP/s; a bit for each column
+#     of a mask, window of 1024 at n 16384 .74 -> .76
+#     ALiBi, likewise, by one multiply-add a score .81 -> .88; in place of that, by 16 columns more of the product (see
+#     `alibi`), .88 -> .93, causal .88 -> .92, d 64 .85 -> .89, d 256 the same
 #     consumers hand work to the tensor cores in turn, TFLOP/s at n 1024, 4096, 16384 with and without a causal mask:
 #       d 128 540 580 614, 427 491 580 -> 562 606 617, 432 504 595; not for d 64, 256, nor, with the next, for d 192
 #       softcap, n 4096, 415 -> 430
@@ -94,13 +96,13 @@ class Tile:
 #     ALiBi, with its multiply-adds among the exponentials there, 594 -> 549; no exponentials where ALiBi leaves no
 #     weight above 0, 605 -> 565, causal 520 -> 453: a branch there costs more than it saves
 #     other shapes for options at d 128, TFLOP/s: softcap 514, without turns 507, Q in shared memory 495, block_n 80 and
-#     three consumers 473, its polynomial apart from the exponentials 476; ALiBi 590, block_n 80 and three consumers
-#     561, 112 559; window 502, block_n 176 424, 112 430, 80 and three consumers 459, 64 429
+#     three consumers 473, its polynomial apart from the exponentials 476; ALiBi 626, 626, 614, 584, at n 16384 624,
+#     632, 627, 607; window 502, block_n 176 424, 112 430, 80 and three consumers 459, 64 429
 #     two consumers at d 64, n 1024, block_n 128, 176, 208: 437 -> 387, 371, 380
 THREE = {"consumers": 3, "producer_registers": 32, "consumer_registers": 160}
 TILES = ((64, 0, Tile(128, q_stages=2, **THREE)), (128, MANY, Tile(80, **THREE)),
          (128, 0, Tile(128, q_in_registers=True, turns=True)), (192, 0, Tile(112)), (256, 0, Tile(80)))
-SOFTCAP_TILES = TILES[0], *TILES[2:]
+TILES_FOR_OPTIONS = TILES[0], *TILES[2:]       # MANY's is slower for these
 
 
 def keys_of(problem):
@@ -110,7 +112,7 @@ def keys_of(problem):
 
 def choose(spec, keys):
     """The tile shape for a spec, where a query sees so many keys."""
-    return next(tile for largest, fewest, tile in (SOFTCAP_TILES if spec.softcap else TILES)
+    return next(tile for largest, fewest, tile in (TILES_FOR_OPTIONS if spec.softcap or spec.alibi else TILES)
                 if max(spec.d, spec.d_v) <= largest and keys >= fewest)
 
 
@@ -146,10 +148,19 @@ class Layout:
         return self.k + self.tile.stages * self.k_bytes
 
     @property
+    def slants(self):
+        """Whether products add ALiBi's term (see `alibi`), as they can where nothing else is done to their scores."""
+        return self.spec.alibi and not self.spec.hook
+
+    @property
+    def columns(self):
+        return self.v + self.tile.stages * self.v_bytes
+
+    @property
     def barriers(self):
         """Offsets of the first q_full, q_empty, k_full, k_empty, v_full, v_empty."""
         counts = [self.tile.q_stages * self.tile.consumers] * 2 + [self.tile.stages] * 4
-        start = self.v + self.tile.stages * self.v_bytes
+        start = self.columns + (self.tile.block_n * COLUMN if self.slants else 0)
         return tuple(start + BARRIER * sum(counts[:n]) for n in range(6))
 
     @property

@@ -55,6 +55,7 @@ from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thr
 from ..tensor_cores.softmax import across_sum, ceiling_of, lagging, raised, rescaled
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
 from ..tensor_cores.steps import are_near, make_online_softmax, make_score_tile, make_slope, make_store, near_weights
+from .alibi import make_slant
 from .config import NOTE, ROWS, Layout
 
 OWN, TURN = 1, 4            # the block's barriers from here on are the consumers' own, and their turns
@@ -92,7 +93,9 @@ def make_forward(tile, spec):
     wait_all, wait_all_but_one = make_wait(0), make_wait(1)
     undefined_s, zero_o = make_filled(block_n, None), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
-    score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
+    first_score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
+    score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup, with_slant=layout.slants)
+    write_columns, parts_of, add_slant = make_slant(layout)
     (running_max, weights), its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, 1, thread_of_warpgroup)
 
@@ -239,7 +242,8 @@ def make_forward(tile, spec):
                 mbarrier_init(shared + k_empty + 8 * stage, consumers)
                 mbarrier_init(shared + v_empty + 8 * stage, consumers)
             fence_mbarrier_init()
-        cuda.syncthreads()      # or a thread waits on a barrier that isn't set up yet
+        write_columns(shared)
+        cuda.syncthreads()      # or a thread waits on a barrier that isn't set up yet, or a product reads no columns
 
         # ---- the producer --------------------------------------------------------------------------------------------
         if thread < WARPGROUP:
@@ -279,6 +283,7 @@ def make_forward(tile, spec):
                 all_first, all_stop = shared_keys(i, min(i + ROWS, n_q), band[2], band[3], band[4], band[1])
                 all_first, all_stop = uniform(int32(all_first)), uniform(int32(all_stop))
                 slope = its_slope(slopes, b, h, scale)
+                slope_parts = parts_of(slope)
                 o = zero_o()
                 m = float32(-inf), float32(-inf)
                 l = float32(0), float32(0)          # of this thread's columns only, until the epilogue
@@ -286,7 +291,7 @@ def make_forward(tile, spec):
                 # mask, online softmax: m, P, l
                 j_first = int32(j * block_n)
                 some_hidden = hides_some(j_first, all_first, all_stop)
-                s, rest = score_tile(s, j_first, i, slope, scale, cap, band, some_hidden)
+                s, rest = first_score_tile(s, j_first, i, slope, scale, cap, band, some_hidden)
                 m_old, m = m, running_max(s, rest, m)
                 p, l, _ = weights(s, rest, m, m_old, l, factor)
                 p16 = pack16(p)
@@ -295,11 +300,12 @@ def make_forward(tile, spec):
 
                 j = int32(j + 1)
                 while j < j_stop:
-                    # S = Q K^T, of the next K tile
+                    # S = Q K^T, of the next K tile, and ALiBi's slope times the column
                     next_stage, next_phase = following(stage, phase, stages)
                     wait_for(shared + k_full + 8 * next_stage, next_phase)
                     take_turn(consumer)
                     s = multiply_qk(undefined_s(), q, shared + k_tiles + next_stage * k_bytes)
+                    s = add_slant(s, shared, slope_parts, int32(j * block_n), i, band[2])
 
                     # O = alpha O + P V, of this one
                     o = multiply_pv(o, p16, shared + v_tiles + stage * v_bytes)

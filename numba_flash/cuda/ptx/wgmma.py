@@ -20,7 +20,7 @@ from .copies import BOX_ROW
 
 DEPTH = 16                      # of one instruction, for 16-bit operands
 SWIZZLE_128 = 1 << 30           # in the upper half of a descriptor
-EIGHT_ROWS = 8 * BOX_ROW
+EIGHT_ROWS, EIGHT_NARROW_ROWS = 8 * BOX_ROW, 8 * 16
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,20 @@ class Operand(copies.Operand):
             return k * DEPTH * BOX_ROW // 16
         box, within = divmod(k * DEPTH, 64)
         return (box * self.rows * BOX_ROW + within * 2) // 16
+
+
+@dataclass(frozen=True)
+class NarrowOperand:
+    """The second operand of one instruction, with only 8 of its 16 columns in memory: they come twice.
+
+    It isn't swizzled; rows of 16 bytes lie behind one another. The first stride leads to columns 8 to 15, and is 0.
+    """
+
+    upper, lower, depth_down = EIGHT_NARROW_ROWS // 16, 0, False
+
+    def step(self, k):
+        """There is only one."""
+        return 0
 
 
 def _product(builder, columns, depth, dtype, acc, a, a_operand, b_address, b_operand, accumulate):

@@ -45,6 +45,15 @@ def for_all(_, x):
     return x
 
 
+@device
+def side_of_keys(j, block_n, i, rows, offset):
+    """Where a tile's keys are from its rows' positions: 1, all before; -1, all after; 0, some before and some after."""
+    position = int32(i + offset)
+    if int32(j + (block_n - 1)) <= position:
+        return int32(1)
+    return int32(-1) if int32(position + (rows - 1)) <= j else int32(0)
+
+
 @elementwise
 def slanted(s, column, step):
     """The score and the row's step times its column: one multiply-add, as the column is a constant."""
@@ -71,7 +80,7 @@ def make_slope(spec):
 
 
 @lru_cache(maxsize=None)
-def make_score_tile(spec, block_n, rows, parts, thread):
+def make_score_tile(spec, block_n, rows, parts, thread, with_slant=False):
     """Build ``score_tile(s, j, i, slope, scale, cap, band, some_hidden)``: scores, and what to add to each row.
 
     Parameters
@@ -83,6 +92,8 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         Rows of the group, and the parts of a fragment.
     thread : device function
         The thread's number in the group.
+    with_slant : bool
+        Whether the scores come with the columns' part of ALiBi's linear term, from the tile's first column on.
     """
     softcap, alibi, hook, real = spec.softcap, spec.alibi, spec.hook, real_type(spec.dtype)
     in_16_bits, squash = spec.item == 2, make_squash(spec.dtype)
@@ -101,8 +112,8 @@ def make_score_tile(spec, block_n, rows, parts, thread):
     def score_tile(s, j, i, slope, scale, cap, band, some_hidden):
         """From ``q·k`` to scores, hidden ones -inf; tiles of which all rows see all keys need no mask.
 
-        Where all keys are on one side of all queries, ALiBi's term is linear: the column's part of it is added here,
-        and the row's is left to the softmax. So is what a softcap's formula adds to all.
+        Where all keys are on one side of all queries, ALiBi's term is linear: the column's part of it is added here, if
+        the product did not, and the row's is left to the softmax. So is what a softcap's formula adds to all.
         """
         offset = band[2]
         rest = nothing()
@@ -116,15 +127,16 @@ def make_score_tile(spec, block_n, rows, parts, thread):
         elif hook:
             s = scaled(s, scale)
         if alibi:
-            number, position = thread(), int32(i + offset)
-            its_first = real(int32(position + first_row(number) - j - first_column(number)))
-            keys_before, keys_after = int32(j + (block_n - 1)) <= position, int32(position + (rows - 1)) <= j
-            if keys_before or keys_after:
-                step = slope if keys_before else -slope
-                s = slanted(s, real(0), for_all(rest, step))
-                rest = plus_rows(rest, product(down(its_first), -step))
+            number, side = thread(), side_of_keys(j, block_n, i, rows, offset)
+            from_first = int32(i + offset + first_row(number) - j)
+            from_own = real(int32(from_first - first_column(number)))
+            if side != 0:
+                step = slope if side > 0 else -slope
+                if not with_slant:
+                    s = slanted(s, real(0), for_all(rest, step))
+                rest = plus_rows(rest, product(down(real(from_first) if with_slant else from_own), -step))
             else:
-                s = with_slope(s, real(0), down(its_first), slope)
+                s = with_slope(s, real(0), down(from_own), slope)
         if some_hidden:
             s = masked(s, j, i, band, real(-inf))
         return s, rest
