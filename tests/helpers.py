@@ -90,6 +90,49 @@ def problem(seed=0, batch=1, heads=2, kv_heads=None, n_q=5, n_k=None, d=8, d_v=N
         (batch, heads, n_q, d_v), (batch, heads, n_q, d), (batch, kv_heads, n_k, d), (batch, kv_heads, n_k, d_v)))
 
 
+def check_huge_scores(attention, dtype, size, n_q=9, n_k=20):
+    """Scores up to ``7 size``, of which the two largest are equal and have all the weight, or for other rows the least.
+
+    ``.7 * 7 * log2(e)`` is rounded by half of its last place, which becomes more than an exponent bears.
+    """
+    rng = np.random.default_rng(0)
+    q, k, v = np.zeros((1, 1, n_q, 8)), np.zeros((1, 1, n_k, 8)), normal(rng, 1, 1, n_k, 8, dtype=dtype)
+    most, least, signs = [n_k // 2, n_k - 2], [n_k // 2 - 1, n_k - 1], rng.choice([1, -1], n_q)
+    q[..., 0], k[..., 0] = size**.5 * signs, size**.5 * rng.integers(-6, 7, n_k)
+    k[..., most, 0], k[..., least, 0] = 7 * size**.5, -7 * size**.5
+    o, lse = attention(q.astype(dtype), k.astype(dtype), v, scale=.7)
+    right = np.where((signs > 0)[:, None], *(v[0, 0, rows].astype(np.float64).mean(0) for rows in (most, least)))
+    np.testing.assert_allclose(o[0, 0].astype(np.float64), right, rtol=.01, atol=.01)
+    np.testing.assert_allclose(lse, .7 * 7 * size + np.log(2), rtol=1e-6)
+    for slope in 1, 300:                # which of the two it is now, is below a unit of their last place
+        o, lse = attention(q.astype(dtype), k.astype(dtype), v, scale=.7, alibi_slopes=np.float32([slope]))
+        between = v[0, 0, [most, least]][np.where(signs > 0, 0, 1)].astype(np.float64)
+        assert ((between.min(1) - .01 <= o[0, 0]) & (o[0, 0] <= between.max(1) + .01)).all()
+        np.testing.assert_allclose(lse, .7 * 7 * size, rtol=1e-3)
+
+
+def check_growth_by_ulps(attention, dtype, n_q=9, n_k=20):
+    """Five scores have the weight, which are a unit of float32's last place apart, and larger from tile to tile."""
+    q, k, v = np.zeros((1, 1, n_q, 8)), np.zeros((1, 1, n_k, 8)), normal(np.random.default_rng(0), 1, 1, n_k, 8)
+    lead = np.arange(1, 6) * n_k // 6
+    q[..., 0], q[..., 1] = 2**13, 2
+    k[..., 0], k[..., lead, 0], k[..., lead, 1] = 2**12, 2**13, 4 * np.arange(5)
+    o, _ = attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), scale=.7)
+    weights = np.exp(.7 * 8 * np.arange(-4, 1))
+    right = weights / weights.sum() @ v[0, 0, lead]
+    np.testing.assert_allclose(o[0, 0].astype(np.float64), np.broadcast_to(right, (n_q, 8)), atol=.03)
+
+
+def check_steep_slopes(attention, dtype, slope, n_q=9, n_k=20, **options):
+    """With ALiBi's slope as steep as this, the nearest key has all the weight, or the farthest if it is negative."""
+    _, q, k, v = problem(heads=1, n_q=n_q, n_k=n_k, dtype=dtype)
+    for causal in True, "top_left":
+        o, _ = attention(q, k, v, alibi_slopes=np.float32([slope]), causal=causal, **options)
+        nearest = np.arange(n_q) + (n_k - n_q if causal is True else 0) if slope > 0 else np.zeros(n_q, int)
+        right = v[0, 0, np.minimum(nearest, n_k - 1)].astype(np.float64)
+        np.testing.assert_allclose(o[0, 0].astype(np.float64), right, rtol=.01, atol=.01)
+
+
 def growing(k):
     """Keys whose scores grow from one K/V tile to the next, first by a little and then by much."""
     sizes = np.array([1, 1, 2, 2, 12])[np.minimum(np.arange(k.shape[2]) // 64, 4)]

@@ -8,7 +8,7 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import check_answer, normal, problem
+from helpers import check_answer, check_growth_by_ulps, check_huge_scores, check_steep_slopes, normal, problem
 
 import numba_flash as nf
 
@@ -143,6 +143,25 @@ def test_very_large_logits(engine):
     assert flat(engine.attention(q, q, v)[0]) == [128] * 64
     k = np.concatenate([q - 1, q], 2)
     assert flat(engine.attention(q, k, np.concatenate([v, v / 2], 2))[0]) == [64] * 64
+
+
+@pytest.mark.parametrize("dtype, size", [(np.float16, 2**26), (ml_dtypes.bfloat16, 2**110), (np.float32, 2**30),
+                                         (np.float32, 2**110), (np.float64, 2**60), (np.float64, 2**900)], ids=str)
+def test_huge_scores(engine, dtype, size):
+    """They have no fraction left, and are multiplied by a factor before m is subtracted."""
+    check_huge_scores(engine.attention, np.dtype(dtype), float(size))
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, np.float64])
+@pytest.mark.parametrize("slope", [1e5, 1e9, 1e30, -1e9])
+def test_steep_slopes(engine, dtype, slope):
+    check_steep_slopes(engine.attention, np.dtype(dtype), slope)
+    check_steep_slopes(engine.attention, np.dtype(dtype), slope, softcap=2.0)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float32, np.float64])
+def test_scores_that_grow_by_ulps(engine, dtype):
+    check_growth_by_ulps(engine.attention, np.dtype(dtype))
 
 
 @pytest.mark.parametrize("level", [-30, -9.5, 9.5, 30])

@@ -10,7 +10,7 @@ import interpreted
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import check_answer, growing, problem
+from helpers import check_answer, check_growth_by_ulps, check_huge_scores, check_steep_slopes, growing, problem
 from interpreted import Run
 from interpreter_hopper import HopperBlock, TensorMap
 
@@ -172,6 +172,29 @@ def test_scores_that_grow_under_a_softcap(scale, softcap):
     check_answer(both(do, q, k, v, **options), do, q, k, v, **options)
 
 
+def o_and_lse(q, k, v, **options):
+    """One engine's, as the checks of all engines take it."""
+    return Call(q, q, k, v, **options).forward()
+
+
+@pytest.mark.parametrize("dtype, size", [(FLOAT16, 2.0**26), (BFLOAT16, 2.0**100)], ids=str)
+def test_huge_scores(dtype, size):
+    check_huge_scores(o_and_lse, dtype, size, 70, 300)
+
+
+@pytest.mark.parametrize("slope", [1e5, 1e9, 1e30, -1e9])
+def test_steep_slopes(slope):
+    check_steep_slopes(o_and_lse, BFLOAT16, slope, 140, 300)
+
+
+def test_a_steep_slope_after_a_softcap():
+    check_steep_slopes(o_and_lse, FLOAT16, 1e9, 140, 300, softcap=2.0)
+
+
+def test_scores_that_grow_by_ulps():
+    check_growth_by_ulps(o_and_lse, BFLOAT16, 70, 900)
+
+
 @pytest.mark.parametrize("scale", [0.0, -0.3])
 def test_hidden_keys_may_hold_nan(scale):
     """Keys, under a softcap, where scores share a reciprocal."""
@@ -210,7 +233,9 @@ FAULTS = {
             return load_q("""), ("""        if q_in_registers:
             mbarrier_arrive(shared + q_empty + 8 * place)
 """, "        pass\n")]),
-    "O isn't multiplied by alpha": ("forward", [("o = rescaled(o, alpha)", "pass")]),
+    "O isn't multiplied by alpha": ("forward", [("o = scaled(o, alpha)", "pass")]),
+    "rows that grow aren't seen": ("forward", [("not may_lag or any_above(m_own, ceiling)", "not may_lag")],
+                                   {"scale": 1.0}),
     "nobody waits for V": ("forward", [("wait_for(shared + v_full + 8 * next_stage, next_phase)", "pass")]),
     "dS isn't seen by products": ("backward", [("fence_async()   ", "pass   ")]),
     "dS overwrites what the other consumer reads": ("backward", [("tile.ds_slots)", "2)")]),

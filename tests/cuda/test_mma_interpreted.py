@@ -5,22 +5,24 @@ Answers must be right whatever the order of warps and copies: see `interpreter`.
 
 from dataclasses import replace
 
+import interpreted
 import interpreter
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import check_answer, problem
+from helpers import check_answer, check_growth_by_ulps, check_huge_scores, check_steep_slopes, problem
 from interpreted import Run
 
 from numba_flash.cuda import compile
-from numba_flash.cuda.mma import config
+from numba_flash.cuda.mma import config, forward
 from numba_flash.cuda.mma.config import BackwardTile, DqTile, Tile
+from numba_flash.cuda.tensor_cores import steps
 from numba_flash.cuda.tensor_cores.host import THREADS, blocks_for_numbers, lanes_of_query, numbers
 from numba_flash.cuda.tensor_cores.spec import Spec
 from numba_flash.describe import describe
 
 pytestmark = pytest.mark.skipif(compile.why_no_compiler() is not None, reason=str(compile.why_no_compiler()))
-BFLOAT16, FLOAT16 = np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16)
+BFLOAT16, FLOAT16, FLOAT32, FLOAT64 = map(np.dtype, (ml_dtypes.bfloat16, np.float16, np.float32, np.float64))
 GPUS = {"8.0": ((8, 0), 163), "12.0": ((12, 0), 99), "9.0": ((9, 0), 227)}          # KB of shared memory
 
 
@@ -103,6 +105,43 @@ def test_large_scores():
     do, q, k, v = problem(heads=1, n_q=65, n_k=200, d=64, dtype=BFLOAT16)
     q = (q.astype(np.float32) * 30).astype(BFLOAT16)
     check_answer(both("9.0", do, q, k, v), do, q, k, v)
+
+
+def o_and_lse(q, k, v, **options):
+    """One engine's, as the checks of all engines take it."""
+    return both("9.0", q, q, k, v, backward=False, **options)
+
+
+@pytest.mark.parametrize("dtype, size", [(FLOAT16, 2.0**26), (BFLOAT16, 2.0**100), (FLOAT32, 2.0**30),
+                                         (FLOAT64, 2.0**900)], ids=str)
+def test_huge_scores(dtype, size):
+    check_huge_scores(o_and_lse, dtype, size, 70, 150)
+
+
+def test_huge_scores_that_nobody_asks_for(monkeypatch):
+    """The test of the test."""
+    monkeypatch.setattr(steps, "HUGE", steps.HUGE * 2**100)
+    monkeypatch.setattr(forward, "make_online_softmax", steps.make_online_softmax.__wrapped__)
+    monkeypatch.setattr(forward, "make_forward", forward.make_forward.__wrapped__)
+    monkeypatch.setattr(interpreted, "kernel", interpreted.kernel.__wrapped__)
+    with pytest.raises(AssertionError):
+        check_huge_scores(o_and_lse, FLOAT32, 2.0**40, 70, 150)
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32, FLOAT64], ids=str)
+@pytest.mark.parametrize("slope", [1e5, 1e9, -1e9])
+def test_steep_slopes(dtype, slope):
+    check_steep_slopes(o_and_lse, dtype, slope, 70, 150)
+
+
+@pytest.mark.parametrize("dtype", [FLOAT16, FLOAT32, FLOAT64], ids=str)
+def test_a_steep_slope_after_a_softcap(dtype):
+    check_steep_slopes(o_and_lse, dtype, 1e9, 70, 150, softcap=2.0)
+
+
+@pytest.mark.parametrize("dtype", [BFLOAT16, FLOAT32, FLOAT64], ids=str)
+def test_scores_that_grow_by_ulps(dtype):
+    check_growth_by_ulps(o_and_lse, dtype, 70, 700)
 
 
 @pytest.mark.parametrize("table, shape", [

@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import ml_dtypes
 import numpy as np
 import pytest
-from helpers import Engine, check_answer, growing, normal, problem
+from helpers import (Engine, check_answer, check_growth_by_ulps, check_huge_scores, check_steep_slopes, growing, normal,
+                     problem)
 from reference.tolerance import judge
 
 import numba_flash as nf
@@ -112,6 +113,19 @@ def test_softcap_of_huge_scores(engine):
 def test_huge_scores(engine):
     do, q, k, v = problem(n_q=150, n_k=300, d=128, dtype=BFLOAT16)
     check(engine, do, (q.astype(np.float32) * 100).astype(BFLOAT16), k, v, causal=True)
+    longer = [(np.float32, 2.0**30), (np.float32, 2.0**110), (np.float64, 2.0**900)] if engine is MMA else []
+    for dtype, size in [(BFLOAT16, 2.0**30), (BFLOAT16, 2.0**110), (np.float16, 2.0**26), *longer]:
+        check_huge_scores(engine.attention, dtype, size, 150, 900)
+
+
+@pytest.mark.parametrize("slope", [1e5, 1e9, 1e30, -1e9])
+def test_steep_slopes(engine, slope):
+    check_steep_slopes(engine.attention, BFLOAT16, slope, 150, 900)
+    check_steep_slopes(engine.attention, BFLOAT16, slope, 150, 900, softcap=2.0)
+
+
+def test_scores_that_grow_by_ulps(engine):
+    check_growth_by_ulps(engine.attention, BFLOAT16, 150, 900)
 
 
 def test_calls_like_one_before(engine):

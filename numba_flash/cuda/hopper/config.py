@@ -84,17 +84,22 @@ class Tile:
 #       scores don't reach: d 128 1.01 1.02 1.12, causal 1.08 1.09 1.20 -> 1.03 1.07 1.13, 1.12 1.17 1.15
 #       d 256 1.06 1.08 1.05, causal 1.05 1.12 1.18 -> 1.08 1.08 1.12, 1.07 1.16 1.24
 #       d 64, TFLOP/s, 434 508 540, causal 340 464 478 -> 444 520 538, 340 460 493
-#     with that, three consumers at d 128 from n 8192 on, TFLOP/s at n 8192, 16384: 625 629, causal 572 611 -> 665 681,
-#       600 645; GQA 64/8 616 634, causal 621 636 -> 702 680, 627 647; but at n 4096, causal, 558 -> 493
+#     with that, no maximum of a row, but where some row of the warp passes its ceiling, which is then set anew:
+#       d 64 454 539 566, causal 345 487 536 -> 457 552 584, 345 500 549; d 128 610 683, causal 468 619 -> 619 678, 476
+#       625, n 16384 732, causal 721 -> 778, 747; window 461 -> 467, but 2 % less where the ceiling is m after that
+#       not for ALiBi, causal 540 -> 525, nor, for tiles after the diagonal alone, d 64 436 -> 416
+#     with the one before, three consumers at d 128 from n 8192 on, TFLOP/s at n 8192, 16384: 625 629, causal 572 611
+#       -> 665 681, 600 645; GQA 64/8 616 634, causal 621 636 -> 702 680, 627 647; but at n 4096, causal, 558 -> 493
 #   not kept
 #     one loop over the K/V tiles of all query tiles: d 64 .94 1.10 1.19 -> .89 1.05 1.10, d 128 the same or less
 #     every eighth exponential as a polynomial on the multiply-add units: d 64 1.00 1.11 1.16 -> .92 1.01 1.03
 #     three or four stages: the same or less; at d 64 block_n 64: .81 .80 .77, 96: .85 .88 .89, 112: .75 .93 1.01
 #     m that lags by 2^8 in all rows: 4 % faster than with a ceiling, but on large scores 1.22 times the error; m that
 #     never lags, and O left alone where no row of the warp has grown: d 64 500 -> 480, d 128 the same
-#     no maximum across the quad where no row of the warp passes its ceiling: d 64, 128 the same, d 256 785 -> 800; with
-#     ALiBi, with its multiply-adds among the exponentials there, 594 -> 549; no exponentials where ALiBi leaves no
-#     weight above 0, 605 -> 565, causal 520 -> 453: a branch there costs more than it saves
+#     ALiBi's multiply-adds among the exponentials where no row passes its ceiling, 594 -> 549; no exponentials where
+#       ALiBi leaves no weight above 0, 605 -> 565, causal 520 -> 453
+#     the question whether some m is huge (`steps.make_online_softmax`) in each tile, not only where a row has grown:
+#       d 64 450 541 569, causal 343 487 542 -> 435 527 555, 334 474 534, d 128 2 to 4 % less; its answer only, 1 to 2 %
 #     other shapes for options at d 128, TFLOP/s: softcap 514, without turns 507, Q in shared memory 495, block_n 80 and
 #     three consumers 473, its polynomial apart from the exponentials 476; ALiBi 626, 626, 614, 584, at n 16384 624,
 #     632, 627, 607; window 502, block_n 176 424, 112 430, 80 and three consumers 459, 64 429

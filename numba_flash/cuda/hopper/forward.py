@@ -31,9 +31,11 @@ shapes the consumers don't wait for one another. Where it is faster (``tile.turn
 which a barrier for each of them arranges, so that both never do their softmax at a time and leave the tensor cores
 idle.
 
-Exactness: m is the running max of the scores, or lags behind it where that costs no accuracy (`softmax.ceiling_of`), so
-that O is seldom multiplied by alpha. Under a softcap, tiles of small scores take a polynomial for its tanh, and no
-maximum, as long as m stays (`steps.near_weights`). P is rounded to 16 bits after its sum was added to l.
+Exactness: m is the running max of the scores, or lags behind it where that costs no accuracy (`softmax.ceiling_of`).
+So most tiles need no maximum of their rows, only the knowledge that none has passed its ceiling, and O is seldom
+multiplied by alpha. With ALiBi most rows grow with every tile on the way to the diagonal, and m doesn't lag. Under a
+softcap, tiles of small scores take a polynomial for its tanh as long as m stays (`steps.near_weights`). P is rounded to
+16 bits after its sum was added to l.
 """
 
 from functools import lru_cache
@@ -52,7 +54,8 @@ from ..ptx.wgmma import Operand, make_product_of_registers, make_product_of_shar
 from ..signatures import array_type, int64, none, real_array
 from ..tensor_cores.schedule import (divide, following, key_tiles, own_stop, thread_of_warpgroup, tile_number,
                                      tile_place)
-from ..tensor_cores.softmax import across_sum, ceiling_of, lagging, raised, rescaled
+from ..tensor_cores.softmax import (across_max, across_sum, any_above, any_changes, ceiling_of, finite, fold_sum,
+                                    growth, lagging, probability, product, scaled)
 from ..tensor_cores.spec import BOX, LOG2_E, WARP, WARPGROUP, round_up
 from ..tensor_cores.steps import are_near, make_online_softmax, make_score_tile, make_slope, make_store, near_weights
 from .alibi import make_slant
@@ -79,7 +82,7 @@ def make_forward(tile, spec):
     q_full, q_empty, k_full, k_empty, v_full, v_empty = layout.barriers
     q_boxes, v_boxes = round_up(d, BOX) // BOX, round_up(d_v, BOX) // BOX
     alibi, sinks, q_in_registers, turns = spec.alibi, spec.sinks, tile.q_in_registers, tile.turns
-    may_be_near = spec.softcap and not alibi
+    may_be_near, may_lag = spec.softcap and not alibi, not alibi
 
     q_map_address, k_map_address, v_map_address = map(make_parameter_address, range(3))
     give_registers = make_set_registers("dec", tile.producer_registers)
@@ -96,7 +99,7 @@ def make_forward(tile, spec):
     first_score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
     score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup, with_slant=layout.slants)
     write_columns, parts_of, add_slant = make_slant(layout)
-    (running_max, weights), its_slope = make_online_softmax(spec), make_slope(spec)
+    (own_max, any_huge, relative), its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, 1, thread_of_warpgroup)
 
     # ---- the producer's warps ----------------------------------------------------------------------------------------
@@ -292,10 +295,13 @@ def make_forward(tile, spec):
                 j_first = int32(j * block_n)
                 some_hidden = hides_some(j_first, all_first, all_stop)
                 s, rest = first_score_tile(s, j_first, i, slope, scale, cap, band, some_hidden)
-                m_old, m = m, running_max(s, rest, m)
-                p, l, _ = weights(s, rest, m, m_old, l, factor)
+                m_own = own_max(s, rest, m)
+                huge, m = any_huge(m_own, factor), across_max(m_own)
+                s, base = relative(s, rest, m, factor, huge)
+                p = probability(s, factor, base)
+                l = fold_sum(p, l)
                 p16 = pack16(p)
-                ceiling = ceiling_of(m, across_sum(l), factor)
+                ceiling = ceiling_of(m, across_sum(l), factor, huge)
                 wait_for(shared + v_full + 8 * stage, phase)
 
                 j = int32(j + 1)
@@ -318,20 +324,32 @@ def make_forward(tile, spec):
                     j_first = int32(j * block_n)
                     all_see = not hides_some(j_first, all_first, all_stop)
                     if may_be_near and all_see and are_near(s, ceiling, scale, cap):
+                        grown = False
                         p, l, alpha = near_weights(s, m, l, scale, cap, factor)
                     else:
                         some_hidden = hides_some(j_first, all_first, all_stop)
                         s, rest = score_tile(s, j_first, i, slope, scale, cap, band, some_hidden)
-                        m_old, m = m, running_max(s, rest, m)
-                        m = lagging(m, m_old, ceiling)
-                        ceiling = raised(ceiling, m)
-                        p, l, alpha = weights(s, rest, m, m_old, l, factor)
+                        m_old, m_own, alpha = m, own_max(s, rest, m), (float32(1), float32(1))
+                        grown = not may_lag or any_above(m_own, ceiling) != 0
+                        if grown:
+                            huge, m = any_huge(m_own, factor), across_max(m_own)
+                            if may_lag:
+                                m = lagging(m, m_old, ceiling)
+                            alpha = growth(m_old, finite(m), factor)
+                            s, base = relative(s, rest, m, factor, huge)
+                        elif may_be_near:       # tiles that have no use for a base
+                            s, base = relative(s, rest, m, factor, int32(0))
+                        p = probability(s, factor, base)
+                        l = fold_sum(p, product(l, alpha))
                     wait_for(shared + v_full + 8 * next_stage, next_phase)      # here, as it keeps the next wait below
                     o = wait_all(o)
                     if leader:
                         mbarrier_arrive(shared + v_empty + 8 * stage)
                     p16 = pack16(p)             # only now: the product before has read the registers of the last P
-                    o = rescaled(o, alpha)
+                    if grown and (may_lag or any_changes(alpha)):
+                        o = scaled(o, alpha)
+                        if may_lag:
+                            ceiling = ceiling_of(m, across_sum(l), factor, huge)
                     stage, phase = next_stage, next_phase
                     j = int32(j + 1)
 

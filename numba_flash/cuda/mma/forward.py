@@ -34,7 +34,7 @@ from ..ptx.fragments import make_filled
 from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores.schedule import divide, tile_place
-from ..tensor_cores.softmax import scaled
+from ..tensor_cores.softmax import across_max, finite, fold_sum, growth, probability, product, scaled
 from ..tensor_cores.spec import LOG2_E, WARP
 from ..tensor_cores.steps import make_online_softmax, make_score_tile, make_slope, make_store
 from .config import Layout
@@ -67,7 +67,7 @@ def make_forward(tile, spec):
         (parts * columns, 0.0), (4 * parts, -inf), (4 * parts, 0.0)))
     pack = make_pack(spec.dtype)
     score_tile = make_score_tile(spec, block_n, warp_rows, parts, lane_number)
-    (running_max, weights), its_slope = make_online_softmax(spec), make_slope(spec)
+    (own_max, any_huge, relative), its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, parts, lane_number)
 
     def mma_forward(q_array, k_array, v_array, o_array, lse, sink_logits, slopes, group, together, scale, factor, cap,
@@ -121,8 +121,12 @@ def make_forward(tile, spec):
 
             # mask, online softmax: m, alpha, P, l
             s, rest = score_tile(s, j, i, slope, scale, cap, band, j < all_first or j + block_n > all_stop)
-            m_old, m = m, running_max(s, rest, m)
-            p, l, alpha = weights(s, rest, m, m_old, l, factor)
+            m_old, m_own = m, own_max(s, rest, m)
+            huge, m = any_huge(m_own, factor), across_max(m_own)
+            alpha = growth(m_old, finite(m), factor)
+            s, base = relative(s, rest, m, factor, huge)
+            p = probability(s, factor, base)
+            l = fold_sum(p, product(l, alpha))
 
             # O = alpha O + P V
             o = multiply_pv(scaled(o, alpha), pack(p), shared + v_tile + side * side_bytes)

@@ -15,6 +15,8 @@ from ..signatures import real_type
 from .spec import LOG2_E
 
 MOST = float32(30)
+ROOM = float32(6)           # that a row's m may lag by at most, base 2: no weight passes 64, half of a tile's columns
+HUGE = float32(2**16)       # exponents with 7 bits of fraction or less
 # tanh(x) / x by powers of x^2, for x up to 1/2: the polynomial that agrees with it at the four nodes of Chebyshev. What
 # is made of it is off by 3e-7 of cap.
 TANH = 0.9999994510270872, -0.3332628423141671, 0.13189939425594752, -0.04439273843261177
@@ -102,6 +104,18 @@ def hide(s, column, bits, otherwise):
     return s if bits & (int32(1) << int32(column // 8 * 2 + column % 8)) else otherwise
 
 
+@rowwise
+def size(m):
+    """The size of each row's m."""
+    return abs(m)
+
+
+@elementwise
+def less_row(s, m):
+    """The score less its row's m."""
+    return s - m
+
+
 @elementwise
 def probability(s, factor, base):
     """exp(s - m), with ``base = m * factor``."""
@@ -136,12 +150,6 @@ def scaled(x, alpha):
     return x * alpha
 
 
-@device
-def rescaled(o, alpha):
-    """alpha O, multiplied only if some row of the warp has an alpha other than 1."""
-    return scaled(o, alpha) if in_any_lane(int32(alpha[0] != float32(1) or alpha[1] != float32(1))) else o
-
-
 @elementwise
 def normalised(x, weight):
     """x times the row's weight; a row without keys is 0, whatever hidden values have left in it."""
@@ -155,14 +163,21 @@ def finite(m):
 
 
 @rowwise
-def ceiling_of(m, l, factor):
-    """Up to which score m may stay as it is, given the sum of the row's first weights: what is to weigh half of it.
+def ceiling_of(m, l, factor, huge):
+    """Up to which score m may stay as it is, given the sum of the row's weights so far: what is to weigh half of it.
 
     A row that is a few keys' affair has no such room: there m is the largest score, whose weight is exactly 1, while
-    all others are rounded to 16 bits. (Weights up to 2^8 whatever the row: 1.2 times the error on large scores.) No
-    weight passes 64, half of a tile's columns: so O might overflow where values in bfloat16 pass 5e36.
+    all others are rounded to 16 bits. (Weights up to 2^8 whatever the row: 1.2 times the error on large scores.) By
+    `ROOM` O might overflow where values in bfloat16 pass 5e36. Where m is huge, every tile is to pass the ceiling.
     """
-    return m + quotient(log2(l) - float32(1), factor)
+    room = at_most(maximum(log2(l) - float32(1), float32(0)), ROOM)
+    return m + quotient(room, factor) if huge == 0 else float32(-inf)
+
+
+@device
+def any_above(m, ceiling):
+    """Whether some row of the warp has grown above its ceiling."""
+    return in_any_lane(int32(m[0] > ceiling[0] or m[1] > ceiling[1]))
 
 
 @rowwise
@@ -171,10 +186,10 @@ def lagging(m, m_old, ceiling):
     return m_old if m <= ceiling else m
 
 
-@rowwise
-def raised(ceiling, m):
-    """The ceiling of a row whose m has grown is m."""
-    return maximum(ceiling, m)
+@device
+def any_changes(alpha):
+    """Whether some row of the warp has an alpha other than 1."""
+    return in_any_lane(int32(alpha[0] != float32(1) or alpha[1] != float32(1)))
 
 
 @rowwise
@@ -189,22 +204,28 @@ def product(x, y):
     return x * y
 
 
+@device
+def in_base_2(m, factor):
+    """m factor, rounded: no part of a multiply-add, which would leave what a base was rounded by."""
+    return fma(m, factor, type(m)(0))
+
+
 @rowwise
 def top(m, factor, sink):
     """The larger of m and the sink, base 2."""
-    return maximum(m * factor, sink)
+    return maximum(in_base_2(m, factor), sink)
 
 
 @rowwise
 def total(l, m, factor, base, sink):
     """Sum of a row's exponentials and its sink's, relative to base."""
-    return l * exp2(fma(m, factor, -base)) + exp2(sink - base)
+    return l * exp2(in_base_2(m, factor) - base) + exp2(sink - base)
 
 
 @rowwise
 def weight_of(m, factor, base, l):
     """What O is multiplied by in the end; 0 for a row without keys."""
-    return exp2(fma(m, factor, -base)) * reciprocal(l) if l != type(l)(0) else type(l)(0)
+    return exp2(in_base_2(m, factor) - base) * reciprocal(l) if l != type(l)(0) else type(l)(0)
 
 
 @rowwise

@@ -11,14 +11,16 @@ from ..compile import device
 from ..ptx.arithmetic import fma, in_any_lane, quotient, reciprocal
 from ..ptx.assembly import float32, int32
 from ..ptx.formats import PART, make_pack, make_store_parts
-from ..ptx.fragments import elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise
+from ..ptx.fragments import (elementwise, first_column, first_row, make_filled, make_part, make_rows_down, rowwise,
+                             sum_of_elements)
 from ..signatures import real_type
-from .softmax import (across_max, across_sum, finite, fold_max, fold_size, fold_sum, growth, hide, lse_of,
-                      make_squash, near_limit, near_probability, normalised, plus, probability, product, scaled,
+from .softmax import (HUGE, across_sum, finite, fold_max, fold_size, fold_sum, hide, larger, less_row, lse_of,
+                      make_squash, near_limit, near_probability, normalised, plus, product, scaled, size,
                       squash_four, top, total, visible, weight_of, within)
 from .spec import LOG2_E
 
-first_row, first_column, plus_rows = device(first_row), device(first_column), rowwise(plus)
+first_row, first_column = device(first_row), device(first_column)
+plus_rows, larger_rows, plus_row = rowwise(plus), rowwise(larger), elementwise(plus)
 
 
 @rowwise
@@ -146,29 +148,42 @@ def make_score_tile(spec, block_n, rows, parts, thread, with_slant=False):
 
 @lru_cache(maxsize=None)
 def make_online_softmax(spec):
-    """Build the online softmax's two halves, for scores ``s + rest``; that sum is made for a row's maximum only.
+    """Build the steps of the online softmax, for scores ``s + rest``; that sum is made for a row's maximum only.
 
     Returns
     -------
-    running_max
-        ``running_max(s, rest, m)``: the new m.
-    weights
-        ``weights(s, rest, m, m_old, l, factor)``: P, and the new l, and alpha.
+    own_max
+        ``own_max(s, rest, m)``: the larger of m and this thread's scores.
+    any_huge
+        ``any_huge(m_own, factor)``: whether, for some row of the warp, m times the exponent's factor may be rounded by
+        more than weights bear, which are 2 to that power. To ask before m is known costs no time.
+    relative
+        ``relative(s, rest, m, factor, huge)``: s and each row's base: P is 2 to the power of ``s factor - base``. If
+        some m is huge, s comes less m, and the base is 0.
     """
-    has_rest = spec.alibi or spec.softcap
+    has_rest, real = spec.alibi or spec.softcap, real_type(spec.dtype)
+    bounded, in_float64 = spec.softcap and spec.item == 2 and not spec.alibi, spec.item == 8
 
     @device
-    def running_max(s, rest, m):
-        return across_max(plus_rows(fold_max(s, less(m, rest)), rest) if has_rest else fold_max(s, m))
+    def own_max(s, rest, m):
+        if has_rest:                        # which m has been through: it must not be rounded there once more
+            return larger_rows(plus_rows(fold_max(s, for_all(m, real(-inf))), rest), m)
+        return fold_max(s, m)
 
     @device
-    def weights(s, rest, m, m_old, l, factor):
+    def any_huge(m_own, factor):
+        if bounded or in_float64:
+            return int32(in_float64)        # whose exponentials take so long that the subtraction doesn't matter
+        return in_any_lane(int32(sum_of_elements(size(m_own)) >= quotient(HUGE, factor)))
+
+    @device
+    def relative(s, rest, m, factor, huge):
         base = finite(m)
-        alpha = growth(m_old, base, factor)
-        p = probability(s, factor, product(less(base, rest) if has_rest else base, factor))
-        return p, fold_sum(p, product(l, alpha)), alpha
+        if huge != 0:                       # the largest score becomes 0, and others are less, however they are rounded
+            return less_row(plus_row(s, rest) if has_rest else s, base), for_all(base, real(0))
+        return s, product(less(base, rest) if has_rest else base, factor)
 
-    return running_max, weights
+    return own_max, any_huge, relative
 
 
 @device
