@@ -98,7 +98,7 @@ class Late:
 
 
 def operand(shared, descriptor, size, transposed):
-    """The (size, 16) operand at a descriptor: `ptx.wgmma.Operand`, or `Columns`. `transposed`: its depth runs down."""
+    """The (size, 16) operand at a descriptor, of an `Operand` or `NarrowOperand`; `transposed`: its depth runs down."""
     address, first_stride, second_stride = (int(descriptor) >> bit & 0x3fff for bit in (0, 16, 32))
     swizzled = int(descriptor) >> 46 == 1 << 16
     assert swizzled or int(descriptor) >> 46 == 0 and not transposed, "a swizzle other than that of 128 bytes"

@@ -21,6 +21,7 @@ from ..tensor_cores.steps import side_of_keys
 from .config import COLUMN, ROWS
 
 SIGNS = 0x80008000          # of two numbers of 16 bits
+WORDS = 4                   # that a row of a `NarrowOperand` has in one place
 pack, unpack = make_pack16(BFLOAT16), make_unpack16(BFLOAT16)
 
 
@@ -43,14 +44,14 @@ def make_slant(layout):
         ``add_slant(s, shared, parts, j, i, offset)``: start ``s + slope * column``, for keys from j on and rows from i.
     """
     slants, columns, block_n, threads = layout.slants, layout.columns, layout.tile.block_n, layout.tile.threads
-    add_product = make_product_of_registers(block_n, DEPTH, BFLOAT16, NarrowOperand())
+    add_product = make_product_of_registers(block_n, DEPTH, BFLOAT16, NarrowOperand(block_n))
 
     @device
     def write_columns(shared):
         if slants:
             word = int32(cuda.threadIdx.x)
             while word < block_n * COLUMN // 4:
-                number = float32(word // (COLUMN // 4))
+                number = float32(word // WORDS % block_n)
                 store_shared(shared + columns + 4 * word, int32(pack((number, number))[0]))
                 word += threads
             fence_async()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ..tensor_cores.spec import BOX, BOX_BYTES, ITEM, WARPGROUP, SumParts, Spec, round_up
 
 ROWS = 64               # rows of a matrix that one warpgroup multiplies
-BARRIER, NOTE, COLUMN = 8, 32, 16   # bytes, the last for a column's number, eight times
+BARRIER, NOTE, COLUMN = 8, 32, 32   # bytes, the last for a column's number, 16 times
 NUMBERS = BOX_BYTES // 4    # in float32 in a row of a box
 TARGET = 9, 0, "a"      # wgmma and setmaxnreg are Hopper's own
 MANY = 8192             # keys, which repay query tiles that are less even

@@ -54,12 +54,23 @@ class Operand(copies.Operand):
 
 @dataclass(frozen=True)
 class NarrowOperand:
-    """The second operand of one instruction, with only 8 of its 16 columns in memory: they come twice.
+    """The second operand of one instruction, 16 columns, not swizzled.
 
-    It isn't swizzled; rows of 16 bytes lie behind one another. The first stride leads to columns 8 to 15, and is 0.
+    Eight columns of all rows lie behind one another, 16 bytes a row, and then the other eight, where the first stride
+    leads.
+
+    Attributes
+    ----------
+    rows : int
     """
 
-    upper, lower, depth_down = EIGHT_NARROW_ROWS // 16, 0, False
+    rows: int
+    upper, depth_down = EIGHT_NARROW_ROWS // 16, False
+
+    @property
+    def lower(self):
+        """The lower half of the descriptor, to which the address comes."""
+        return self.rows << 16
 
     def step(self, k):
         """There is only one."""
