@@ -115,10 +115,10 @@ def check_growth_by_ulps(attention, dtype, n_q=9, n_k=20):
     """Five scores have the weight, which are a unit of float32's last place apart, and larger from tile to tile."""
     q, k, v = np.zeros((1, 1, n_q, 8)), np.zeros((1, 1, n_k, 8)), normal(np.random.default_rng(0), 1, 1, n_k, 8)
     lead = np.arange(1, 6) * n_k // 6
-    q[..., 0], q[..., 1] = 2**13, 2
-    k[..., 0], k[..., lead, 0], k[..., lead, 1] = 2**12, 2**13, 4 * np.arange(5)
-    o, _ = attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), scale=.7)
-    weights = np.exp(.7 * 8 * np.arange(-4, 1))
+    q[..., 0], q[..., 1], q[..., 2] = 2**13, 2, np.arange(n_q)      # so that scores of some row are rounded either way
+    k[..., 0], k[..., lead, 0], k[..., lead, 1], k[..., lead, 2] = 2**12, 2**13, 4 * np.arange(5), 8
+    o, _ = attention(q.astype(dtype), k.astype(dtype), v.astype(dtype), scale=.25)
+    weights = np.exp(2 * np.arange(-4, 1))
     right = weights / weights.sum() @ v[0, 0, lead]
     np.testing.assert_allclose(o[0, 0].astype(np.float64), np.broadcast_to(right, (n_q, 8)), atol=.03)
 
