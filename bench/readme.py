@@ -184,11 +184,12 @@ def beside_cudnn(rows, *labels):
 def speed(part):
     """The usual shapes, forward or backward."""
     means = ", ".join(f"{mean:.2f} in {dtype}" for dtype, mean in part.get("geometric mean", {}).items())
+    table = beside_cudnn(sorted(part["rows"], key=lambda row: (row["dtype"], row["d"])), "dtype", "d", "mask")
     return paragraph(
         f"TFLOP/s on one {where(part)}, and in parentheses how many times as fast it is as {cudnn(part)} in the same",
-        "run; 2048 / d heads, rounded down, and 16384 / n batches.",
+        "run; 2048 / d heads, rounded down, and 16384 / n batches.", "-: not measured." if "| - |" in table else "",
         f"Geometric mean over d 64, 128 and 256: {means}." if means else ""
-    ) + "\n" + beside_cudnn(sorted(part["rows"], key=lambda row: (row["dtype"], row["d"])), "dtype", "d", "mask")
+    ) + "\n" + table
 
 
 def gqa(part):
@@ -204,7 +205,8 @@ def options(part):
     return paragraph(
         f"TFLOP/s with options, bfloat16, d 128, 16 heads, 16384 / n batches, in a run of their own, {part['date']},",
         f"beside {torch(part)}'s compiled FlexAttention.",
-        "The window shows a query 1024 keys: only these count, and plain is causal attention there."
+        "The softcap is 20, ALiBi's slopes are 2^-0.5 to 2^-8. The window shows a query 1024 keys: only these count,",
+        "and plain is causal attention there."
     ) + "\n" + markdown(header, [
         (row["option"], row["mask"], row["n"], cell(row, "hopper TFLOP/s", 0), cell(row, "of plain", 2),
          cell(row, "flex TFLOP/s", 0), cell(row, "hopper / flex", 2)) for row in part["rows"]]) + "\n"

@@ -1,12 +1,13 @@
-"""ALiBi's term as a part of the product: ``S = Q Kᵀ + slope * column``.
+"""ALiBi's term as a part of the product: ``S = Q Kᵀ + slope * key``, the key's number in its tile.
 
-Where all keys of a tile are before its rows, or all after them, the term is linear. The row's part of it is left to the
-softmax (`steps.make_score_tile`). The column's is as if Q had three columns more, all rows alike, and K three that hold
-the number of the row in its tile. Those of Q add up to the slope: the 24 bits of a float32 are three times 8, as
-bfloat16 has them. K's numbers are exact, too, up to 256.
+Where all keys of a tile are before its rows, or all after them, the term is linear, with the slope's sign or the
+other. The row's part of it is left to the softmax (`tensor_cores.steps.make_score_tile`), which does all for tiles on
+the diagonal: for them this product adds zeros. The key's part is as if Q and K had 16 columns more. In Q all rows are
+alike: three numbers that add up to the slope, in the unit of q·k, and 13 zeros. The 24 bits of a float32 are three
+times 8, as bfloat16 has them. In K each row holds its number in all columns; up to 256 it is exact, too.
 
-The tensor cores need the time of 16 columns for it. A multiply-add for each score, which it saves, would come before
-the softmax's maximum, for which all else waits.
+That costs the tensor cores the time of 16 columns. It saves a multiply-add for each score, which would delay the
+softmax's maximum, for which all else waits. With a softcap it can't be: ALiBi's term comes after that.
 """
 
 from ...problem import BFLOAT16

@@ -26,16 +26,17 @@ with its own barriers; that of Q leaves a note of which query tile it loaded. Wh
     consumer 0    S0  softmax 0   [S1 | O += P0 V0]  softmax 1   ...   softmax n  [O += Pn Vn | S0']  O / l
     consumer 1    S0  softmax 0      [S1 | O += P0 V0]  softmax 1   ...   softmax n  [O += Pn Vn | S0']  O / l
 
-Brackets are the tensor cores': one consumer's softmax runs while the other's products do, and its own. In most tile
-shapes the consumers don't wait for one another. Where it is faster (``tile.turns``), they start their brackets in turn,
-which a barrier for each of them arranges, so that both never do their softmax at a time and leave the tensor cores
-idle.
+Brackets are the tensor cores', primes the next query tile's: one consumer's softmax runs while the other's products do,
+and its own. Some tile shapes have three consumers. In most the consumers don't wait for one another. Where it is faster
+(``tile.turns``), they start their brackets in turn, which a barrier for each of them arranges, so that both never do
+their softmax at a time and leave the tensor cores idle.
 
-Exactness: m is the running max of the scores, or lags behind it where that costs no accuracy (`softmax.ceiling_of`).
-So most tiles need no maximum of their rows, only the knowledge that none has passed its ceiling, and O is seldom
-multiplied by alpha. With ALiBi most rows grow with every tile on the way to the diagonal, and m doesn't lag. Under a
-softcap, tiles of small scores take a polynomial for its tanh as long as m stays (`steps.near_weights`). P is rounded to
-16 bits after its sum was added to l.
+Exactness: m is the running max of the scores, or lags behind it up to a *ceiling*, where that costs no accuracy
+(`tensor_cores.softmax.ceiling_of`). So most tiles need no maximum of their rows, only the knowledge that none has
+passed its ceiling, and O is seldom multiplied by alpha. With ALiBi most rows grow with every tile on the way to the
+diagonal: m is the maximum, and only O is spared where no alpha differs from 1. Under a softcap, tiles of small scores
+take a polynomial for its tanh as long as m stays (`tensor_cores.steps.near_weights`). P is rounded to 16 bits after its
+sum was added to l.
 """
 
 from functools import lru_cache
