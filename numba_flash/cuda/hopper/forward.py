@@ -97,8 +97,8 @@ def make_forward(tile, spec):
     wait_all, wait_all_but_one = make_wait(0), make_wait(1)
     undefined_s, zero_o = make_filled(block_n, None), make_filled(d_v, 0.0)
     pack16 = make_pack16(spec.dtype)
-    first_score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup)
-    score_tile = make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup, with_slant=layout.slants)
+    first_score_tile, score_tile = (make_score_tile(spec, block_n, ROWS, 1, thread_of_warpgroup, with_slant)
+                                    for with_slant in (False, layout.slants))       # one and the same without a slant
     write_columns, parts_of, add_slant = make_slant(layout)
     (own_max, any_huge, relative), its_slope = make_online_softmax(spec), make_slope(spec)
     store = make_store(spec.dtype, 1, thread_of_warpgroup)

@@ -24,14 +24,14 @@ from ..ptx.mma import make_warp_product
 from ..signatures import array_type, int64, none, real_array, real_type
 from ..tensor_cores import gradients
 from ..tensor_cores.schedule import divide, tile_place
-from ..tensor_cores.softmax import plus, probability, scaled
+from ..tensor_cores.softmax import probability, scaled
 from ..tensor_cores.spec import WARP
-from ..tensor_cores.steps import make_score_tile, make_slope
+from ..tensor_cores.steps import make_score_tile, make_slope, plus_row
 from .config import DqLayout
 
 seen_keys, shared_keys = device(seen_keys), device(shared_keys)
 first_row, first_column = device(first_row), device(first_column)
-score_gradient, plus_rest = elementwise(gradients.score_gradient), elementwise(plus)
+score_gradient = elementwise(gradients.score_gradient)
 
 
 @lru_cache(maxsize=None)
@@ -134,7 +134,7 @@ def make_dq(tile, spec):
             s = multiply_qk(shared + q_tile + own * BOX_ROW, k_tile)
             s, rest = score_tile(s, j, i, slope, scale, cap, band, j < all_first or j + block_n > all_stop)
             if has_rest:
-                s = plus_rest(s, rest)
+                s = plus_row(s, rest)
             p = probability(s, factor, row_lse)
 
             # dP = dO V^T, dS = P (dP - delta)
